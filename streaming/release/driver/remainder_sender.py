@@ -77,23 +77,26 @@ class RemainderSender:
             return RemainderResult("stopped")
         checked_at = self._spark_jobs.check_epoch()
         sent_to = max(remainder.release.sent_to for remainder in remainders)
+        shaped = shaped_of(remainder.release for remainder in remainders)
+        put_off = self._spacing.put_off(shaped, time.time_ns() // 1_000_000)
         attempt = Attempt(
             only=frozenset({recipient}),
             done=frozenset().union(*(remainder.done for remainder in remainders)),
             arrived_to=merged(remainder.arrived_to for remainder in remainders),
             generations=self._names.generations,
             sent_to=sent_to,
-            put_off=self._spacing.put_off(
-                shaped_of(remainder.release for remainder in remainders), time.time_ns() // 1_000_000
-            ),
+            put_off=put_off,
             pace_file=self._spacing.pace_file,
             apart=frozenset({recipient}),
             patience_seconds=_SLOW_PATIENCE_SECONDS if is_slow else _PATIENCE_SECONDS,
             most_seconds=1.5 * (_SLOW_PATIENCE_SECONDS if is_slow else _PATIENCE_SECONDS),
         )
-        sent = self._spark_jobs.run(
-            [one for remainder in remainders for one in remainder.release.assignments], 1, attempt, checked_at
-        )
+        try:
+            sent = self._spark_jobs.run(
+                [one for remainder in remainders for one in remainder.release.assignments], 1, attempt, checked_at
+            )
+        finally:
+            self._spacing.forget(shaped, put_off)  # each attempt would else come after the one that has failed
         failed = [one for s in sent for one in s.failed]
         if failed:
             for remainder in remainders:

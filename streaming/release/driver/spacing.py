@@ -47,3 +47,15 @@ class Spacing:
                     found[recipient] = begin - first
                     self._until[recipient] = last + begin - first
         return found
+
+    def forget(self, shaped: Mapping[ShapedRecipient, tuple[int, int]], put_off: Mapping[ShapedRecipient, int]) -> None:
+        """Notes that a release's messages have been sent, or were not: no other one has to come after their times.
+
+        Args:
+            shaped: as of `put_off`.
+            put_off: what `put_off` has returned for it.
+        """
+        with self._lock:
+            for recipient, millis in put_off.items():
+                if self._until.get(recipient) == shaped[recipient][1] + millis:  # else another release comes after them
+                    del self._until[recipient]

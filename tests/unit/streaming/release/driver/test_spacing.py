@@ -39,6 +39,19 @@ def test_releases_that_are_late_go_one_after_another() -> None:
     assert spacing.put_off({(TOPIC, 1): (22_700, 23_000)}, now=21_000) == {}
 
 
+def test_what_is_tried_again_does_not_come_after_what_has_failed() -> None:
+    spacing = Spacing()
+    shaped = {(TOPIC, 1): (5_000, 40_000)}
+    put_off = spacing.put_off(shaped, now=50_000)
+    assert put_off == {(TOPIC, 1): 45_200}
+    spacing.forget(shaped, put_off)
+    assert spacing.put_off(shaped, now=51_000) == {(TOPIC, 1): 46_200}
+    other = spacing.put_off({(TOPIC, 1): (41_000, 42_000)}, now=51_000)
+    spacing.forget(shaped, {(TOPIC, 1): 46_200})  # another one comes after it
+    ends_at = 42_000 + other[TOPIC, 1]
+    assert spacing.put_off({(TOPIC, 1): (43_000, 43_000)}, now=51_000) == {(TOPIC, 1): ends_at - 43_000}
+
+
 def test_the_plan_sends_as_much_later_and_keeps_sequence_ids_and_batches() -> None:
     rows = release_rows(messages([(1, 0, 1_500), (1, 1, 2_001), (1, 2, 2_040)]), 0b11, SENDING)
     assert spans(rows) == {(TOPIC, 1): (2_000, 2_040)}  # what was overdue counts from when it was handed out
