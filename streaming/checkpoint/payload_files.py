@@ -20,6 +20,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from conf.errors import one_line
 from conf.files import OWNER_ALONE
 from conf.settings import Settings, local_path
 from streaming.checkpoint.checkpoint import PART, Checkpoint
@@ -35,6 +36,10 @@ ASIDE_BYTES = 64 * 1024
 ASIDE_BYTES_OF_MANY = 1024
 
 _FOLDER_MODE = 0o777 & ~OWNER_ALONE
+
+
+class PayloadUnreadableError(StateLostError):
+    """The disk does not give a file with payloads now, which is no fault of their messages: try again."""
 
 
 class PayloadFiles:
@@ -122,6 +127,7 @@ class PayloadFiles:
 
         Raises:
             StateLostError: it is not there, or not as it was written.
+            PayloadUnreadableError: the disk does not give it now.
         """
         try:
             with open(self._folder / ref.file, "rb") as file:
@@ -129,6 +135,8 @@ class PayloadFiles:
                 payload = file.read(ref.length)
         except FileNotFoundError:
             raise _lost(self._folder / ref.file, "is gone") from None
+        except OSError as error:
+            raise PayloadUnreadableError(f"{self._folder / ref.file}: {one_line(error)}") from None
         if len(payload) != ref.length or zlib.crc32(payload) != ref.checksum:
             raise _lost(self._folder / ref.file, "is damaged")
         return payload

@@ -11,7 +11,7 @@ import pytest
 
 from broker.protocol.building import OutgoingMessage
 from conf.settings import Settings
-from streaming.checkpoint.payload_files import ASIDE_BYTES, PayloadFiles
+from streaming.checkpoint.payload_files import ASIDE_BYTES, PayloadFiles, PayloadUnreadableError
 from streaming.release import outgoing
 from streaming.release.attempt import Assignment, Attempt
 from streaming.release.task import process_clients
@@ -121,6 +121,27 @@ def test_a_payload_that_is_lost_fails_the_release_and_rejects_no_message(
     with pytest.raises(StateLostError, match="is damaged: run `delaylake rebuild"):
         list(send_releases(settings(tmp_path).model_dump_json(), Attempt(), [what]))
     assert not any(broker.positions(topic) for topic in (f"{TOPIC}-a", f"{TOPIC}-rejects"))
+
+
+@pytest.mark.parametrize("is_rejected", [False, True])
+def test_a_payload_that_the_disk_does_not_give_now_fails_the_release_and_rejects_no_message(
+    broker: Broker, tmp_path: Path, is_rejected: bool
+) -> None:
+    """As a message that is refused it was left out. Sent again with the others there, it counted as delivered."""
+    what, payloads = in_a_file(tmp_path)
+    if is_rejected:
+        what = Assignment("app", 0, 1, True, pack(with_columns(what.rows(), reason=pa.array(["no"] * N))))
+    folder = PayloadFiles.of(settings(tmp_path))._folder
+    folder.rename(tmp_path / "away")
+    folder.touch()
+    with pytest.raises(PayloadUnreadableError, match="Not a directory"):
+        list(send_releases(settings(tmp_path).model_dump_json(), Attempt(), [what]))
+    assert not any(broker.positions(topic) for topic in (f"{TOPIC}-a", f"{TOPIC}-rejects"))
+    folder.unlink()
+    (tmp_path / "away").rename(folder)
+    list(send_releases(settings(tmp_path).model_dump_json(), Attempt(is_first=False), [what]))
+    topic = f"{TOPIC}-rejects" if is_rejected else f"{TOPIC}-a"
+    assert [one.message.payload for one in broker.arrived(topic)] == payloads
 
 
 @pytest.mark.parametrize("step", ["delivered", "planned"])
