@@ -58,6 +58,7 @@ FORGETS_SECONDS = 6 * 3600  # after which a broker forgets a producer's name tha
 _UNSIGNED = (1 << 64) - 1
 _BROKERS = 2
 MAX_MESSAGE_BYTES = 131_072  # of which batches are well below
+_SUBSCRIPTIONS = ("delaylake", "delaylake-import")  # each topic has one of them
 SNAPSHOT_ENTRIES = 10  # from one snapshot to the next; Pulsar has 1,000 of them
 
 
@@ -675,8 +676,18 @@ class Admin:
         index = len(topic.entries) if topic.reader is None else topic.reader.next
         following = Position(topic.ledger, index)
         return TopicLedgers(
-            {topic.ledger: len(topic.entries)}, {"delaylake": done}, {"delaylake": following}, topic.end
+            {topic.ledger: len(topic.entries)},
+            dict.fromkeys(_SUBSCRIPTIONS, done),
+            dict.fromkeys(_SUBSCRIPTIONS, following),
+            topic.end,
         )
+
+    def backlog(self, topic: str, subscription: str) -> int | None:
+        of = self._cluster.topic(topic)
+        return sum(entry.n_messages for entry in of.entries[of.n_acknowledged :])
+
+    def individually_acknowledged(self, topic: str, subscription: str) -> list[Any]:
+        return []
 
 
 class Client:

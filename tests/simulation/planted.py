@@ -20,6 +20,8 @@ from broker.protocol.chunks import ChunkAssembler, Whole
 from broker.protocol.producer import EntryProducer
 from broker.protocol.sending import Sending
 from checkpoint_from_tables import new_checkpoint
+from checkpoint_from_tables.importing import topics
+from checkpoint_from_tables.importing.importer import Importer
 from checkpoint_from_tables.other_systems import importing
 from checkpoint_from_tables.rebuild import changes, rebuild
 from streaming import crash_recovery, start_checks
@@ -684,6 +686,27 @@ def _chunks_again_under_one_uuid() -> Planted:
     return _after(Chunks, "__init__", made)
 
 
+def _acknowledged_before_it_is_imported() -> Planted:
+    original = topics._read_messages
+
+    def read(importer: Importer, partition: Any, *rest: Any) -> Iterator[tuple[Any, Any]]:
+        for messages, last in original(importer, partition, *rest):
+            if last.entry_id >= 0:
+                partition.consumer.acknowledge(last)
+            yield messages, last
+
+    return mock.patch.object(topics, "_read_messages", read)
+
+
+def _parts_of_a_file_with_one_number() -> Planted:
+    original = Importer.append
+
+    def append(self: Importer, messages: Any, app_id: str, number: int, is_by_position: bool = False) -> None:
+        original(self, messages, app_id, number if is_by_position else 1, is_by_position)
+
+    return mock.patch.object(Importer, "append", append)
+
+
 def _opened_after_its_end() -> Planted:
     original = EntryProducer._new_link
 
@@ -774,6 +797,8 @@ PLANTED: dict[str, Callable[[], Planted]] = {
     "a window closes 20 seconds too late": _a_window_closes_too_late,
     "retention deletes what waits": _retention_of_what_waits,
     "an import knows nothing of earlier ones": lambda: mock.patch.object(importing, "_known", return_value=set()),
+    "what is imported of a topic is acknowledged before": _acknowledged_before_it_is_imported,
+    "parts of an imported file have one number": _parts_of_a_file_with_one_number,
     "an import that was killed is not completed": lambda: mock.patch.object(importing, "_unfinished", return_value=[]),
     "a restore does not rewind the subscriptions": lambda: mock.patch.object(new_checkpoint, "rewind", _nothing),
     "what is sent in part counts as sent": _sent_in_part_counts_as_sent,
@@ -796,12 +821,15 @@ PLANTED: dict[str, Callable[[], Planted]] = {
 _LOST = {"checkpoint lost": 0.04}
 _RARER = {"crash": 0.001, "pause": 0.0005, "power loss": 0.0002, "broker ends": 0.002, "checkpoint lost": 0.0}
 _IMPORTED = {"seeds with imports": 1.0, "import": 0.2, "crash": 0.01, "other system ends": 0.02}
+_IMPORTED_ALONE = {**_IMPORTED, "seeds with backups": 0.0}
 _IN_ORDER = {"clock jumps": 0.0, "seeds with a cluster": 0.0, **_RARER}
 _RESTORED = {"seeds with backups": 1.0, "backup": 0.08, "warehouse lost": 0.06, **_RARER}
 _CUT_OFF = {"seeds with a cluster": 1.0, "executor cut off": 0.5, **_RARER}
 RATES: dict[str, dict[str, float]] = {
     "an import knows nothing of earlier ones": _IMPORTED,
     "an import that was killed is not completed": _IMPORTED,
+    "what is imported of a topic is acknowledged before": _IMPORTED_ALONE,
+    "parts of an imported file have one number": _IMPORTED_ALONE,
     "a restore does not rewind the subscriptions": _RESTORED,
     "offset and input not forced to the disk": {"power loss": 0.006, "slow": 0.05},
     "commits of a killed writer not forced": {"power loss": 0.004, "crash": 0.01},

@@ -58,7 +58,8 @@ from tests.simulation.commands import Operators
 from tests.simulation.disk import Disk
 from tests.simulation.expected import Arrival
 from tests.simulation.faults import USUAL_RATES, Fault, Faults
-from tests.simulation.importing import Import, OtherSystem, import_names
+from tests.simulation.importing import TOPIC as IMPORTED_TOPIC
+from tests.simulation.importing import Import, OtherSystem, as_imported, import_names
 from tests.simulation.job_start import JobStart
 from tests.simulation.load import Producers
 from tests.simulation.long_pause import HOURS, LongPause
@@ -325,10 +326,13 @@ class World:
 
     def _acknowledged(self, topic: Topic, position: Position) -> None:
         self.trace(f"{topic.name.rpartition('/')[2]} is acknowledged to {position}")
-        if topic.name not in {route.source for route in self.settings.routes}:
+        is_imported = topic.name == IMPORTED_TOPIC
+        if not is_imported and topic.name not in {route.source for route in self.settings.routes}:
             return
         try:
             new = [e.position for e in topic.entries[topic.n_acknowledged :] if e.position <= position]
+            if is_imported:
+                new = [as_imported(one) for one in new]
             self.oracle.acknowledged_to(str(one) for one in new)
         except BrokenGuaranteeError as error:
             self.break_off(str(error))
@@ -1015,7 +1019,7 @@ def _world_names(world: World) -> dict[Any, dict[str, Any]]:
         **rebuild_names(world),
         **backup_names(world),
         broker.protocol.building: {"secrets": SimpleNamespace(token_hex=lambda _: f"{next(world.attempts):016x}")},
-        **import_names(),
+        **import_names(world),
         broker.protocol.byte_budget: {"set": sim.OrderedSet},
         streaming.checkpoint.checkpoint: {
             "sync": lambda files: sync(sorted(files)),
