@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from tests.simulation.expected import Arrival, Expected
+from tests.simulation.expected import Arrival, Expected, entry_of
 
 Pair = tuple[str, str]  # (position, subscription)
 
@@ -176,7 +176,7 @@ class Accounts:
 
     def add_message(self, position: str, message: Expected, sent_at: int) -> None:
         """A message is in a source topic, and is not rejected."""
-        self._by_entry[_entry_of(position)].append(position)
+        self._by_entry[entry_of(position)].append(position)
         key = message.schedule_key
         if key is not None:
             self._key_of[position] = f"{message.topic} {key.name}"
@@ -186,11 +186,11 @@ class Accounts:
 
     def add_rejected(self, position: str) -> None:
         """A message that is to be rejected is in a source topic."""
-        self._rejected.add(_entry_of(position))
+        self._rejected.add(entry_of(position))
 
     def add_recurring(self, position: str) -> None:
         """A message that recurs is in a source topic: here it has no account."""
-        self._recurring.add(_entry_of(position))
+        self._recurring.add(entry_of(position))
 
     def add_command(self, command: Command) -> None:
         """A command is on the control topic."""
@@ -240,7 +240,7 @@ class Accounts:
 
     def _check_most(self, position: str, name: str, account: Account) -> None:
         """An unsure message comes once, and once for each retry; those that were answered may come once more."""
-        naming = self._naming.get(_entry_of(position), ())
+        naming = self._naming.get(entry_of(position), ())
         retries = sum(one.operation == "RETRY" and name in one.subscriptions for one in naming)
         n, most = len(account.came_at), 1 + retries + account.n_lost_retries
         require(n <= most, f"{name} has got {position} {n} times, and {most} at most after a restore")
@@ -324,7 +324,7 @@ class Accounts:
     def _check_rebuilt(self, row: dict[str, Any]) -> None:
         """A rebuild moves and restores messages again that come again: as an earlier answer has said."""
         position, name, due = row["position"], row["subscription"], row["deliver_at"]
-        if _entry_of(position) in self._recurring:
+        if entry_of(position) in self._recurring:
             return
         account = self.accounts[position, name]
         if account.is_unsure:
@@ -373,7 +373,7 @@ class Accounts:
 
     def is_gone(self, entry: str) -> bool:
         """Whether outcomes say that nobody gets any message of an entry."""
-        return all(account.is_gone for (position, _), account in self.accounts.items() if _entry_of(position) == entry)
+        return all(account.is_gone for (position, _), account in self.accounts.items() if entry_of(position) == entry)
 
     def check_end(self) -> None:
         """Nothing waits any more: each message has come as often as it is to, each command is answered."""
@@ -414,7 +414,7 @@ class Accounts:
 
     def commands_for(self, position: str) -> list[Command]:
         """The commands that name a message's entry."""
-        return self._naming.get(_entry_of(position), [])
+        return self._naming.get(entry_of(position), [])
 
     def operations_for(self, position: str) -> set[str]:
         """The operations of the commands that name a message's entry."""
@@ -428,15 +428,15 @@ class Accounts:
         """
         by_key = self._naming.get(self._key_of.get(position, ""), ())
         before = since - self.skew_millis
-        return bool(self._naming.get(_entry_of(position))) or any(not one.is_done_before(before) for one in by_key)
+        return bool(self._naming.get(entry_of(position))) or any(not one.is_done_before(before) for one in by_key)
 
     def is_named_only_by(self, position: str, command: Command) -> bool:
         """Whether no other command names a message, or its key."""
-        naming = self._naming.get(_entry_of(position), []) + self._naming.get(self._key_of.get(position, ""), [])
+        naming = self._naming.get(entry_of(position), []) + self._naming.get(self._key_of.get(position, ""), [])
         return all(one is command for one in naming)
 
     def _unanswered(self, position: str, name: str) -> Iterator[Command]:
-        entry, index = _entry_of(position), int(position.rpartition(":")[2])
+        entry, index = entry_of(position), int(position.rpartition(":")[2])
         for command in [*self._naming[entry], *self._naming.get(self._key_of.get(position, ""), ())]:
             is_named = command.schedule_key or any(entry == one and i in (-1, index) for one, i in command.named)
             if is_named and name in command.subscriptions and not command.is_answered(entry, index, name):
@@ -541,7 +541,7 @@ class Accounts:
             case "INVALID" if operation in (*_MOVES, "RETRY"):
                 require(is_gone, f"{what}, though it was not cancelled")
             case "NOT_FOUND" if operation != "RETRY" and command is not None and not command.schedule_key:
-                is_known = account.sent_at <= command.sent_at and _entry_of(row["position"]) not in self.forgotten
+                is_known = account.sent_at <= command.sent_at and entry_of(row["position"]) not in self.forgotten
                 require(not is_known, f"{what}, and it was there")
 
     def _move(self, account: Account, row: dict[str, Any], command: Command | None, what: str) -> None:
@@ -554,10 +554,6 @@ class Accounts:
         is_vague = account.is_moved or (row["subscription"] in self._shaped and row["operation"] == "POSTPONE")
         require(is_right or is_vague, f"{what} to {due}, and not to {asked}")
         account.due, account.is_moved = due, True
-
-
-def _entry_of(position: str) -> str:
-    return ":".join(position.split(":")[:2])
 
 
 def _soonest(command: Command, due: int) -> int:

@@ -9,6 +9,7 @@ from broker.protocol.building import OutgoingMessage, single_entry
 from conf.settings import Settings
 from tests.simulation.accounts import Command
 from tests.simulation.broker import Cluster
+from tests.simulation.expected import entry_of
 from tests.simulation.load import SCHEDULE_KEYS
 from tests.simulation.oracle import Oracle
 from tests.simulation.scheduler import EPOCH_SECONDS, Scheduler
@@ -149,11 +150,11 @@ class Operators:
             if not key or self._oracle.expected[position].key == key
         ]
         if operation == "CANCEL":  # it names entries, of which all messages match
-            entries = {_entry_of(position) for position in matching}
-            left = {_entry_of(p) for p, n in self._accounts.accounts if n == name and p not in matching}
+            entries = {entry_of(position) for position in matching}
+            left = {entry_of(p) for p, n in self._accounts.accounts if n == name and p not in matching}
             named = [(entry, -1) for entry in sorted(entries - left)]
         else:
-            named = [(_entry_of(position), int(position.rpartition(":")[2])) for position in matching]
+            named = [(entry_of(position), int(position.rpartition(":")[2])) for position in matching]
         if named:
             value = chance.choice([700, 5_000, 20_000]) + (0 if operation == "POSTPONE" else now)
             self._send(operation, named, {name}, value, sums_up=True)
@@ -205,7 +206,7 @@ class Operators:
         if not sent or position is None:
             return
         command = self._random.choice(sent)
-        entry = ":".join(position.split(":")[:2])
+        entry = entry_of(position)
         command.n_others += 1
         message = ControlCommand(request_id=command.id, topic=topic, subscriptions=sorted(command.subscriptions))
         message.restore.entries.append(_entry(entry, -1))
@@ -319,10 +320,6 @@ class Operators:
     def _publish(self, message: ControlCommand) -> None:
         entry = single_entry(OutgoingMessage(1, message.SerializeToString()), b"operator", self._now())
         self._cluster.publish(self._settings.control.topic, entry.data)
-
-
-def _entry_of(position: str) -> str:
-    return ":".join(position.split(":")[:2])
 
 
 def _entry(entry: str, index: int) -> SkipEntry:

@@ -92,3 +92,8 @@ class Arrival(NamedTuple):
     payload: bytes
     sent_at: int
     ahead_millis: int = 0
+
+
+def entry_of(position: str) -> str:
+    """Returns the entry of a message's position: `ledger:entry`."""
+    return ":".join(position.split(":")[:2])

@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 
 from tests.simulation.accounts import Accounts, BrokenGuaranteeError
 from tests.simulation.added import ADDED, Added
-from tests.simulation.expected import Arrival, Chunked, Expected
+from tests.simulation.expected import Arrival, Chunked, Expected, entry_of
 from tests.simulation.importing import ImportedItems, is_imported
 from tests.simulation.kept import KeptCancels
 from tests.simulation.long_pause import Doubles
@@ -260,12 +260,8 @@ class Oracle:
         # What a subscription got that was taken out then may never be recorded.
         left = [key for key in self.came if key[1] != ADDED and self.recorded[key] < self.came[key]]
         # Nor what an import brought in that a restored backup lacks.
-        if left := [key for key in left if not is_imported(key[0]) or _entry_of(key[0]) in self.durable["entries"]]:
+        if left := [key for key in left if not is_imported(key[0]) or entry_of(key[0]) in self.durable["entries"]]:
             raise BrokenGuaranteeError(f"{len(left)} have come and are not in `deliveries`, as {left[0]}")
         entries = {position.rsplit(":", 2)[0] for position in self.expected} | self.chunks.keys()
         if n_acknowledged < len(entries):
             raise BrokenGuaranteeError(f"only {n_acknowledged} entries are acknowledged")
-
-
-def _entry_of(position: str) -> str:
-    return position.rsplit(":", 2)[0]

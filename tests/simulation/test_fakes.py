@@ -35,6 +35,7 @@ from tests.simulation.spark import ConcurrentUpdateError, Query, StateDamagedErr
 from tests.simulation.spark_script import KEYS, POINTS, Script, ScriptOperator, ScriptReader, sink_of
 from tests.simulation.world import Plan, World, in_simulation
 from tests.support.clients.raw_producer import entry as raw_entry
+from tests.support.servers.running_broker import running_broker
 from tests.support.service.harness import http, wait_until
 from tests.support.tracker.messages import messages
 from warehouse.delta.fencing import EPOCH, FencedError
@@ -360,30 +361,38 @@ class _InMemory(_OnPulsar):
         self._world.cluster.unload(self._world.cluster.topic(topic))
 
 
+def _told_by_both(
+    script: Callable[[Brokers, str, random.Random, Any], list[Any]],
+    on_pulsar: Any,
+    in_memory: Callable[[World], Any],
+    broker: EmbeddedBroker,
+    topic: str,
+    seed: int,
+) -> list[Any]:
+    """Runs a script on a real broker and in memory, checks that both tell the same, and returns it."""
+    with contextlib.closing(Brokers(broker.settings)) as brokers:
+        real = script(brokers, topic, random.Random(seed), on_pulsar)
+
+    def simulated(world: World, process: Process) -> list[Any]:
+        return script(SimulatedBrokers(world.cluster, process), topic, random.Random(seed), in_memory(world))
+
+    assert _told_in_memory(seed, simulated) == real
+    return real
+
+
 @pytest.fixture(scope="module")
 def snapshots(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedBroker]:
     """A broker whose deduplication takes a snapshot as often as that of a simulated cluster."""
-    folder = tmp_path_factory.mktemp("snapshots")
-    made = EmbeddedBroker(folder, {"brokerDeduplicationEntriesInterval": f"{SNAPSHOT_ENTRIES}"})
-    try:
-        made.start(port=0, http_port=0)
+    conf = {"brokerDeduplicationEntriesInterval": f"{SNAPSHOT_ENTRIES}"}
+    with running_broker(tmp_path_factory.mktemp("snapshots"), conf) as made:
         yield made
-    finally:
-        made.kill()
 
 
 @pytest.mark.parametrize("seed", range(4))
 def test_a_topic_that_is_loaded_again_knows_in_memory_what_it_knows_on_pulsar(
     snapshots: EmbeddedBroker, topic: str, seed: int
 ) -> None:
-    with contextlib.closing(Brokers(snapshots.settings)) as brokers:
-        real = _load_script(brokers, topic, random.Random(seed), _OnPulsar(snapshots))
-
-    def script(world: World, process: Process) -> list[Any]:
-        return _load_script(SimulatedBrokers(world.cluster, process), topic, random.Random(seed), _InMemory(world))
-
-    fake = _told_in_memory(seed, script)
-    assert fake == real
+    real = _told_by_both(_load_script, _OnPulsar(snapshots), _InMemory, snapshots, topic, seed)
     ids = [one for one in real if isinstance(one, int)]
     assert len({*ids}) > 5
     assert any(one[3] >= 0 for one in real if isinstance(one, list)), "something was repeated"
@@ -476,12 +485,8 @@ def forgetful(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedBrok
         "brokerDeduplicationEntriesInterval": f"{SNAPSHOT_ENTRIES}",
         "brokerDeduplicationSnapshotFrequencyInSeconds": "0",
     }
-    made = EmbeddedBroker(tmp_path_factory.mktemp("forgetful"), conf)
-    try:
-        made.start(port=0, http_port=0)
+    with running_broker(tmp_path_factory.mktemp("forgetful"), conf) as made:
         yield made
-    finally:
-        made.kill()
 
 
 @pytest.mark.long
@@ -489,14 +494,7 @@ def forgetful(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedBrok
 def test_producers_that_nobody_uses_are_forgotten_in_memory_as_by_pulsar(
     forgetful: EmbeddedBroker, topic: str, seed: int
 ) -> None:
-    with contextlib.closing(Brokers(forgetful.settings)) as brokers:
-        real = _forgetful_script(brokers, topic, random.Random(seed), _Forgetful(forgetful))
-
-    def script(world: World, process: Process) -> list[Any]:
-        simulated = SimulatedBrokers(world.cluster, process)
-        return _forgetful_script(simulated, topic, random.Random(seed), _ForgetfulInMemory(world))
-
-    assert _told_in_memory(seed, script) == real
+    real = _told_by_both(_forgetful_script, _Forgetful(forgetful), _ForgetfulInMemory, forgetful, topic, seed)
     assert any(one[1:] == [-1] for one in real), "some were forgotten"
     assert any(len(one) == 2 and one[1] > 0 for one in real), "and others not"
 

@@ -446,11 +446,14 @@ class World:
         if process.is_paused and link.error is None:
             link.cut(DisconnectedError("the connection was silent"))
 
+    def _processes(self) -> list[Process]:
+        """All processes of the service, each once."""
+        jobs = [self.job] if self.job else []
+        return [*dict.fromkeys([*self.others, *jobs, *self.rebuilds, *self.executors])]
+
     def end_all(self) -> None:
         """Kills all processes of the service."""
-        for process in dict.fromkeys(
-            [*self.others, *([self.job] if self.job else []), *self.rebuilds, *self.executors]
-        ):
+        for process in self._processes():
             self.end(process)
 
     def lose_power(self) -> None:
@@ -795,9 +798,7 @@ class World:
                 self.history += traceback.format_exc().splitlines()
             finally:
                 self.is_over = True
-                for process in dict.fromkeys(
-                    [*self.others, *([self.job] if self.job else []), *self.rebuilds, *self.executors]
-                ):
+                for process in self._processes():
                     self.scheduler.kill(process)
                 self.backups.remove()
                 self.disk.remove()

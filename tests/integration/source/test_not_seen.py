@@ -32,6 +32,7 @@ from streaming.source.watch.source_watch import SourceWatch
 from streaming.source.watch.stalled_topics import STANDING_MILLIS
 from tests.support.clients import go_client, java_client
 from tests.support.clients.java_client import make_key
+from tests.support.servers.running_broker import running_broker
 from tests.support.service.harness import now, wait_until
 from tracker.messages import position_texts
 from warehouse.audit.accounts import Audit, run_audit
@@ -49,12 +50,8 @@ def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedBroker]
         "managedLedgerMaxEntriesPerLedger": "5",
         "managedLedgerMinLedgerRolloverTimeMinutes": "0",
     }
-    broker = EmbeddedBroker(tmp_path_factory.mktemp("broker"), conf)
-    try:
-        broker.start(port=0, http_port=0)
+    with running_broker(tmp_path_factory.mktemp("broker"), conf) as broker:
         yield broker
-    finally:
-        broker.kill()
 
 
 @pytest.fixture(scope="module")

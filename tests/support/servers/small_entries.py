@@ -8,6 +8,7 @@ from pathlib import Path
 
 from broker.client import connect
 from broker.standalone import EmbeddedBroker
+from tests.support.servers.running_broker import running_broker
 from tests.support.service.harness import http
 
 LARGEST = 128 << 10  # bytes of an entry
@@ -25,16 +26,14 @@ def broker_of_small_entries(folder: Path, usual: EmbeddedBroker, largest: int = 
             the usual broker with the bounds of this one: a new connection sets them back.
         largest: bytes of an entry.
     """
-    made = EmbeddedBroker(folder, {"maxMessageSize": str(largest)})
     try:
-        made.start(port=0, http_port=0)
-        admin = f"{made.settings.admin_url}/admin/v2/namespaces"
-        http.put(f"{admin}/{SLOW}", json={}).raise_for_status()
-        rate = {"publishThrottlingRateInMsg": -1, "publishThrottlingRateInByte": 2_000_000}
-        http.post(f"{admin}/{SLOW}/publishRate", json=rate).raise_for_status()
-        yield made
+        with running_broker(folder, {"maxMessageSize": str(largest)}) as made:
+            admin = f"{made.settings.admin_url}/admin/v2/namespaces"
+            http.put(f"{admin}/{SLOW}", json={}).raise_for_status()
+            rate = {"publishThrottlingRateInMsg": -1, "publishThrottlingRateInByte": 2_000_000}
+            http.post(f"{admin}/{SLOW}/publishRate", json=rate).raise_for_status()
+            yield made
     finally:
-        made.kill()
         client = connect(usual.settings)
         client.get_topic_partitions("persistent://public/default/any")
         client.close()
