@@ -137,7 +137,7 @@ class OtherSystem:
         self._items: list[Item] = []
         self._files: list[Path] = []
         self._n_in_files = 0
-        self._folder = tempfile.TemporaryDirectory(prefix="delaylake-files-", dir="/dev/shm")
+        self._folder: tempfile.TemporaryDirectory[str] | None = None  # of the files
         self.left: Counter[str] = Counter()
         self.is_wanted = False  # somebody has begun an import, which is not done
         self.n_imports = 0
@@ -163,6 +163,11 @@ class OtherSystem:
             entry = batch_entry(messages, b"user", now) if len(added) > 1 else single_entry(messages[0], b"user", now)
             self._world.cluster.publish(TOPIC, entry.data, len(added))
             self._note_asked(added)  # an import that runs reads it, too
+
+    def remove(self) -> None:
+        """Removes the files."""
+        if self._folder is not None:
+            self._folder.cleanup()
 
     def may_begin(self) -> bool:
         """Whether somebody may begin another import."""
@@ -209,6 +214,7 @@ class OtherSystem:
         """Writes what is in no file yet to another one."""
         added = self._items[self._n_in_files :]
         if added:
+            self._folder = self._folder or tempfile.TemporaryDirectory(prefix="delaylake-files-", dir="/dev/shm")
             columns = {"deliver_at": [one.due for one in added], "payload": [one.payload for one in added]}
             self._files.append(Path(self._folder.name) / f"{len(self._files)}.parquet")
             pq.write_table(pa.table(columns), self._files[-1])

@@ -801,6 +801,7 @@ class World:
                 for process in self._processes():
                     self.scheduler.kill(process)
                 self.backups.remove()
+                self.other_system.remove()
                 self.disk.remove()
         return Result(
             self.plan.seed,
