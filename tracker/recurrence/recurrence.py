@@ -1,4 +1,4 @@
-"""The error about a recurring message's properties."""
+"""How a recurring message recurs: its rule, its time zone and its end."""
 
 from __future__ import annotations
 
@@ -13,9 +13,12 @@ from zoneinfo import ZoneInfo
 from cronsim import CronSim, CronSimError
 
 from conf.errors import one_line
-from conf.time_zones import TimeZones, time_zone, used
+from conf.time_zones import TimeZones, packaged, time_zone, used
 from tracker.due_time import MAX_TIME_MILLIS, BadScheduleError, duration
 from tracker.recurrence.rrule import CalendarRule, Parts, parse, shortest_in_day, shortest_of
+
+# Read now: a file that can't be read later would reject the message that needs its time zone, or end its schedule.
+packaged()
 
 
 class RecurrenceError(BadScheduleError):

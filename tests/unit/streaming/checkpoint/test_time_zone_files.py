@@ -31,7 +31,7 @@ HOUR = 3_600_000
 @pytest.fixture
 def upgraded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
     """The program after an upgrade of `tzdata`: in Berlin it is five hours more than UTC."""
-    newer = TimeZones(other_version(tmp_path / "newer", 5 * 3600))
+    newer = TimeZones.read(other_version(tmp_path / "newer", 5 * 3600))
     monkeypatch.setattr(time_zones, "packaged", lambda: newer)
     monkeypatch.setattr(time_zone_files, "packaged", lambda: newer)
     monkeypatch.setattr(time_zone_files, "TIME_ZONE_DATA_VERSION", VERSION)

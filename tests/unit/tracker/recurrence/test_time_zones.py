@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from datetime import UTC, datetime, timedelta
 from importlib import resources
 from pathlib import Path
@@ -50,7 +52,7 @@ def test_packed_they_are_the_same() -> None:
 
 
 def test_rules_and_windows_go_by_those_that_are_used_and_then_by_the_program_s_again(tmp_path: Path) -> None:
-    other = TimeZones(other_version(tmp_path, 5 * 3600))
+    other = TimeZones.read(other_version(tmp_path, 5 * 3600))
     window = OpenWindow((0, 1, 2, 3, 4, 5, 6), 12 * 60, 13 * 60, "Europe/Berlin")
 
     def noon() -> list[int]:
@@ -69,3 +71,20 @@ def test_rules_and_windows_go_by_those_that_are_used_and_then_by_the_program_s_a
         with using(None):
             assert noon() == [11] * 4
     assert noon() == [11] * 4
+
+
+def test_where_no_file_can_be_opened_any_more_schedules_go_on_and_new_ones_are_taken_in() -> None:
+    program = """
+import resource
+from tracker.recurrence.columns import accepted_first, stored
+
+resource.setrlimit(resource.RLIMIT_NOFILE, (0, 0))
+try:
+    open("/dev/null")
+except OSError:
+    rule = {"repeat": "0 9 * * *"}
+    print(accepted_first({**rule, "timeZone": "Antarctica/Troll"}, 0, 0))
+    print(stored({**rule, "timeZone": "Asia/Kolkata"}, 0)[1])
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == [str(9 * HOUR), str(3 * HOUR + HOUR // 2)]  # UTC in 1970, and UTC+5:30
