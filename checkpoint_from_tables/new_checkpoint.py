@@ -141,7 +141,7 @@ def import_and_rebuild(
                 if gaps:
                     UndecidedGaps(settings).add(gaps)
             tables.take_over(epoch)
-            _wait_for_overtaken(settings.warehouse, reports)
+            _wait_for_overtaken(settings, settings.warehouse, reports)
             bring_in(tables)
             change = None
             if backup is not None and is_another_broker:
@@ -185,19 +185,22 @@ def _overtake(settings: Settings, source: str, reports: Reports) -> None:
     except (OSError, DeltaError) as error:
         reports.on_warning(f"{source} can't be taken over ({one_line(error)}): make sure that no job goes on there")
         return
-    _wait_for_overtaken(source, reports)
+    _wait_for_overtaken(settings, source, reports)
 
 
-def _wait_for_overtaken(warehouse: str, reports: Reports) -> None:
+def _wait_for_overtaken(settings: Settings, warehouse: str, reports: Reports) -> None:
     """Waits until a job that may still run, on another checkpoint, must have noticed that it is fenced.
 
-    The rebuild finds the messages that this job sends until then at the destinations.
+    The rebuild finds the messages that this job sends until then at the destinations. On a cluster an executor that is
+    cut off from its driver sends what it was given, up to a lookahead, also when the driver has ended.
     """
     status = known_status(warehouse)
     if status is None or status.state not in ("starting", "running"):
         return
-    if status.host == socket.gethostname() and not psutil.pid_exists(status.process_id):
+    has_ended = status.host == socket.gethostname() and not psutil.pid_exists(status.process_id)
+    if has_ended and not status.is_on_cluster:  # its workers end with it, within 0.2 s
         return
-    while (left := status.updated_at + STALE_MILLIS - time.time_ns() // 1_000_000) > 0:
+    wait = max(STALE_MILLIS, settings.release.lookahead_ceiling_millis)
+    while (left := status.updated_at + wait - time.time_ns() // 1_000_000) > 0:
         reports.on_progress("warehouse", "ms to wait for a job that ran just now", left)
         time.sleep(min(left / 1000, 0.5))

@@ -80,6 +80,7 @@ class JobStatus:
     reason: str = ""  # why it failed
     host: str = ""
     process_id: int = 0
+    is_on_cluster: bool = False  # executors on other machines send its messages; they may live on without it
     pending: int = 0  # messages that wait, in state or in the delayed index
     in_state: int = 0
     in_flight: int = 0  # messages handed to the senders and not recorded yet

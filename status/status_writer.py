@@ -143,6 +143,11 @@ class StatusWriter:
             self._values["routes"] = routes
             self._destinations = destinations_of(routes)
 
+    def runs_on_cluster(self) -> None:
+        """Says that Spark's executors run on other machines."""
+        with self._lock:
+            self._values["is_on_cluster"] = True
+
     def batch(self, status: BatchStatus) -> None:
         """Adds the figures of a batch that has ended."""
         counts = status.counts

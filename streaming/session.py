@@ -6,6 +6,7 @@ import atexit
 import hashlib
 import logging
 import os
+import re
 import shutil
 import sys
 import tempfile
@@ -188,6 +189,11 @@ def create_session(
     if not is_local:
         spark.sparkContext.addPyFile(str(archive))
     return spark
+
+
+def is_on_cluster(spark: SparkSession) -> bool:
+    """Whether a session's executors are processes of their own, which may run on other machines."""
+    return re.fullmatch(r"local(\[.*\])?", str(spark.sparkContext.master)) is None
 
 
 def _check_secret(master: str, conf: Mapping[str, str]) -> None:

@@ -211,7 +211,7 @@ def _deliver(
     """
     from jobs.background_maintenance import BackgroundMaintenance
     from streaming.query import DelayedDelivery
-    from streaming.session import archive_classes
+    from streaming.session import archive_classes, is_on_cluster
     from warehouse.routes.missing_routes import MissingRoutesWatch
 
     def on_batch(batch: BatchStatus) -> None:
@@ -222,6 +222,8 @@ def _deliver(
         status.deliveries(rows)
         reporter.deliveries(rows)
 
+    if is_on_cluster(spark):
+        status.runs_on_cluster()
     missing = _update_routes(settings, reporter, status)
     job = DelayedDelivery(spark, settings, stopping, on_batch, on_deliveries, alerts)
     failure: list[BaseException] = []

@@ -165,9 +165,9 @@ def rebuild_names(world: World) -> dict[Any, dict[str, Any]]:
         at = world.running_until()
         return None if at is None else SimpleNamespace(state="running", updated_at=at, host="elsewhere", process_id=0)
 
-    def wait_for_overtaken(warehouse: str, reports: Reports) -> None:
+    def wait_for_overtaken(*of: Any) -> None:
         world.rebuild_of().copy.overtake()
-        _wait_for_overtaken(warehouse, reports)
+        _wait_for_overtaken(*of)
 
     def lock_at_once(folder: Path) -> Any:
         """That of the checkpoint; nobody waits for it, because here only simulated time goes by."""

@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import json
+import socket
+import subprocess
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from types import SimpleNamespace
 from unittest import mock
 
 import pytest
 
 from broker.entries.continuity import Gap
 from broker.position import Position, SourceTopic
+from checkpoint_from_tables import new_checkpoint
 from checkpoint_from_tables.new_checkpoint import RebuildError, rebuild_checkpoint
 from conf.settings import Settings
+from status.job_status import JobStatus, write_status
 from streaming.checkpoint.checkpoint import Checkpoint, CheckpointError
 from streaming.checkpoint.offset import Offset
 from streaming.checkpoint.prepared import PreparedState
@@ -111,3 +117,24 @@ def test_no_job_starts_on_what_a_killed_rebuild_has_left(tmp_path: Path, step: s
     begin(made, Tables(made.warehouse), Checkpoint(tmp_path / "checkpoint"))
     done = of_all_shards(PreparedState(tmp_path / "checkpoint")).delivered
     assert done["entry_id"].to_pylist() == [3]
+
+
+@pytest.mark.parametrize(("is_on_cluster", "waited"), [(False, 0.0), (True, 30.0)])
+def test_after_a_job_on_a_cluster_that_was_killed_a_rebuild_waits_for_executors_that_may_be_cut_off(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_on_cluster: bool, waited: float
+) -> None:
+    made, _ = make(tmp_path)
+    made = made.model_copy(update={"release": made.release.model_copy(update={"max_lookahead_millis": 30_000})})
+    slept: list[float] = []
+    clock = SimpleNamespace(time_ns=lambda: round((NOW / 1000 + sum(slept)) * 1e9), sleep=slept.append)
+    monkeypatch.setattr(new_checkpoint, "time", clock)
+    killed = subprocess.Popen(["true"])
+    killed.wait()
+    status = JobStatus(
+        state="running", updated_at=NOW, started_at=NOW, host=socket.gethostname(), process_id=killed.pid
+    )
+    write_status(made.warehouse, replace(status, is_on_cluster=is_on_cluster))
+    with without_destinations() as destinations:
+        rebuild_checkpoint(made, discards_checkpoint=False)
+    destinations.assert_called_once()
+    assert sum(slept) == pytest.approx(waited)

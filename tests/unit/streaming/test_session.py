@@ -157,3 +157,19 @@ def test_who_turns_it_off_says_so(starts: list[Mapping[str, str]], monkeypatch: 
 def test_on_one_machine_nothing_changes(starts: list[Mapping[str, str]], monkeypatch: pytest.MonkeyPatch) -> None:
     given = dict(started(starts, monkeypatch, "local[2]"))
     assert not PROTECTED.keys() & given.keys()
+
+
+@pytest.mark.parametrize(
+    ("master", "is_cluster"),
+    [
+        ("local", False),
+        ("local[*]", False),
+        ("local[20,4]", False),
+        ("local-cluster[2,1,1024]", True),
+        ("spark://a:7077", True),
+        ("k8s://https://a:443", True),
+        ("yarn", True),
+    ],
+)
+def test_executors_of_a_cluster_may_live_on_without_their_driver(master: str, is_cluster: bool) -> None:
+    assert session.is_on_cluster(SimpleNamespace(sparkContext=SimpleNamespace(master=master))) is is_cluster  # type: ignore[arg-type]
