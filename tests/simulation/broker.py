@@ -19,6 +19,9 @@ It promises what Pulsar's docs do, and `test_fakes.py` compares with a real one:
   ConsumerBusy.
 - A durable subscription goes on after its mark-delete position: what was not acknowledged comes again.
 - Who asks for a topic's end may hear of an entry before it comes: a dispatcher reads entries in a thread of its own.
+- An entry that comes from another cluster has a position of its own here, and says where it was published. Where the
+  topic deduplicates it is dropped unless its position there is above the last one that came from that cluster
+  (`MessageDeduplication.isDuplicateReplV2`, which Pulsar 4.2 has). What came from elsewhere is not replicated on.
 - Of what is under way when a connection ends some is done and some is not, in the order in which it was asked for.
 """
 
@@ -36,11 +39,11 @@ from typing import Any
 import pulsar
 
 from broker.client import NoAnswerError, PulsarError
-from broker.position import Position
+from broker.position import START, Position
 from broker.protocol.brokers import Brokers
 from broker.protocol.building import OutgoingMessage, batch_entry
 from broker.protocol.consumer import EntryConsumer
-from broker.protocol.entries import open_envelope
+from broker.protocol.entries import SOURCE_POSITION, open_envelope
 from broker.protocol.frames import Frame, FrameDecoder
 from broker.protocol.producer import EntryProducer
 from broker.protocol.session import ClosedError, DisconnectedError, RefusedError
@@ -48,6 +51,7 @@ from broker.protocol.wire.pulsar_pb2 import Command, LastMessageId, ProducerAnsw
 from broker.pulsar_admin.answers import BrokerEntry, TopicLedgers
 from tests.simulation.faults import Faults
 from tests.simulation.scheduler import Future, Process, Scheduler, wait_seconds
+from tests.support.clients.raw_producer import entry as raw_entry
 
 REQUEST_SECONDS = 5.0
 _NEXT_SECONDS = 1e-7  # between two things that come one after the other
@@ -97,6 +101,7 @@ class Topic:
     plain_readers: list[Reader] = field(default_factory=list)
     producers: dict[str, tuple[Link, int]] = field(default_factory=dict)
     last_ids: dict[str, int] = field(default_factory=dict)  # by producer
+    replicated_to: dict[str, Position] = field(default_factory=dict)  # by cluster: the last entry that came from it
     seen_at: dict[str, float] = field(default_factory=dict)  # likewise, seconds
     snapshot: dict[str, int] = field(default_factory=dict)  # of `last_ids`
     n_in_snapshot: int = 0  # so many entries, from the first on
@@ -115,10 +120,11 @@ class Cluster:
     Args:
         scheduler: of the simulation.
         faults: that fall on connections.
+        name: which entries have that were replicated from it.
     """
 
-    def __init__(self, scheduler: Scheduler, faults: Faults) -> None:
-        self.scheduler = scheduler
+    def __init__(self, scheduler: Scheduler, faults: Faults, name: str = "here") -> None:
+        self.scheduler, self.name = scheduler, name
         self.faults = faults
         self.topics: dict[str, Topic] = {}
         self.links: list[Link] = []
@@ -139,6 +145,21 @@ class Cluster:
         """Stores an entry of somebody who is no part of the service."""
         topic = self.topic(name)
         return self._store(topic, Entry(topic.end.next, data, n_messages))
+
+    def has(self, name: str) -> bool:
+        """Whether a broker has a topic now, or makes it when it is used."""
+        return self.is_up and not self.is_offline(name) and self.topic(name).is_open
+
+    def replicate(self, name: str, entry: Entry, cluster: str, deduplicates: bool) -> Position | None:
+        """Stores an entry of another cluster's topic; None: it is a repetition, or from a third cluster."""
+        topic = self.topic(name)
+        if open_envelope(entry.data).metadata.replicated_from:
+            return None
+        if deduplicates and entry.position <= topic.replicated_to.get(cluster, START):
+            return None
+        topic.replicated_to[cluster] = entry.position
+        data = as_replicated(entry.data, cluster, entry.position)
+        return self._store(topic, Entry(topic.end.next, data, entry.n_messages))
 
     def delete(self, topic: Topic) -> None:
         """Somebody deletes the topic."""
@@ -503,6 +524,14 @@ class Link:
 def _is_last_chunk(data: bytes) -> bool:
     metadata = open_envelope(data).metadata
     return metadata.chunk_id == metadata.n_chunks - 1
+
+
+def as_replicated(data: bytes, cluster: str, position: Position) -> bytes:
+    """Returns an entry as it is in the clusters to which it was replicated."""
+    envelope = open_envelope(data)
+    envelope.metadata.replicated_from = cluster.encode()
+    envelope.metadata.properties.add(key=SOURCE_POSITION.encode(), value=str(position).encode())
+    return raw_entry(envelope.metadata, envelope.payload)
 
 
 def _signed(number: int) -> int:

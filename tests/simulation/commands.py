@@ -8,10 +8,11 @@ from collections.abc import Callable
 from broker.protocol.building import OutgoingMessage, single_entry
 from conf.settings import Settings
 from tests.simulation.accounts import Command
-from tests.simulation.broker import Cluster
+from tests.simulation.broker import Cluster, as_replicated
 from tests.simulation.expected import entry_of
 from tests.simulation.load import SCHEDULE_KEYS
 from tests.simulation.oracle import Oracle
+from tests.simulation.replicating import ELSEWHERE
 from tests.simulation.scheduler import EPOCH_SECONDS, Scheduler
 from tracker.wire.delaylake_pb2 import CancelDelayedMessage, ControlCommand, SkipEntry
 
@@ -56,6 +57,7 @@ class Operators:
         self._sent: list[tuple[Command, ControlCommand]] = []
         self._retries: dict[tuple[str, str], int] = {}
         self.last_due = 0
+        self.share_elsewhere = 0.0  # of the commands, so many are sent in another cluster
         if per_second:
             scheduler.after(2.0, self._ask)
 
@@ -319,7 +321,11 @@ class Operators:
 
     def _publish(self, message: ControlCommand) -> None:
         entry = single_entry(OutgoingMessage(1, message.SerializeToString()), b"operator", self._now())
-        self._cluster.publish(self._settings.control.topic, entry.data)
+        data, topic = entry.data, self._settings.control.topic
+        following = self._cluster.topic(topic).end.next
+        if random.Random(f"{self._name} sent to {following}").random() < self.share_elsewhere:
+            data = as_replicated(data, ELSEWHERE, following)
+        self._cluster.publish(topic, data)
 
 
 def _entry(entry: str, index: int) -> SkipEntry:

@@ -43,6 +43,7 @@ class Expected:
         ends_at: from then on it is not sent; 0: it has no end.
         key: the partition key; empty: it has none.
         rejected_for: what the reason says for which it is rejected; empty: it is not.
+        is_left_out: another cluster's job delivers it. So the table of rejects has it, and no topic.
     """
 
     topic: str
@@ -52,6 +53,7 @@ class Expected:
     payload: bytes
     ends_at: int = 0
     rejected_for: str = ""
+    is_left_out: bool = False
     schedule_key: ScheduleKey | None = None
     repeat: Repeat | None = None
     key: str = ""

@@ -48,6 +48,9 @@ USUAL_RATES: Mapping[str, float] = {
     "seeds with imports": 0.12,
     "seeds with a long pause": 0.1,
     "rebuilt elsewhere": 0.003,
+    "replication stands still": 0.002,
+    "replicator connects again": 0.03,
+    "seeds with replication": 0.15,
 }
 
 # By how much more often a fault falls in a seed; what ends processes would else keep the job from doing anything.

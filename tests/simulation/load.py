@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from broker.protocol.building import OutgoingMessage, batch_entry, encoded_property, single_entry
 from broker.protocol.wire.pulsar_pb2 import MessageMetadata
 from conf.settings import Settings
 from tests.simulation.broker import Cluster
 from tests.simulation.expected import Chunked, Expected, Repeat, ScheduleKey
-from tests.simulation.oracle import Oracle
 from tests.simulation.scheduler import EPOCH_SECONDS, Scheduler
 from tests.support.clients.raw_producer import entry as raw_entry
 
@@ -20,8 +19,8 @@ _ENDS_MILLIS = (200, 2_000, 20_000)  # from when a message is due on
 _DUE_MILLIS = (-2_000, 0, 300, 900, 2_500, 4_000, 8_000, 20_000, 45_000)  # from when it is published on
 _DEBOUNCE_MILLIS = (1_500, 6_000, 15_000)
 SCHEDULE_KEYS = ("k0", "k1", "k2", "k3")
-_KINDS = {"plain": 0.7, "keyed": 0.15, "requested": 0.05, "again": 0.05, "bad": 0.03, "recurring": 0.02}
-_IN_CHUNKS = 0.04  # of the messages that are alone in their entry
+KINDS = {"plain": 0.7, "keyed": 0.15, "requested": 0.05, "again": 0.05, "bad": 0.03, "recurring": 0.02}
+IN_CHUNKS = 0.04  # of the messages that are alone in their entry
 _LARGE = 0.06  # of the messages that are alone in their entry, or in chunks
 _LARGE_BYTES = 130_500  # of a payload, or of a chunk's: with what the service adds it does not fit an entry
 _BETWEEN_CHUNKS_SECONDS = (0.0, 0.1, 1.0, 4.0)
@@ -52,25 +51,45 @@ class _InChunks(NamedTuple):
     parts: list[bytes]
 
 
+class Publications(Protocol):
+    """Who is told what is published.
+
+    Attributes:
+        chunks: by entry.
+    """
+
+    chunks: dict[str, Chunked]
+
+    def sent(self, position: str, expected: Expected) -> None:
+        """A message is in a source topic."""
+
+
 class Producers:
     """Publish to all source topics until a time.
 
     Args:
+        accounts: are told what is published.
         until: seconds.
         per_second: the number of entries.
+        first: the number of the first message, beyond those of other producers.
+        kinds: how often messages of each kind come, at random by these weights.
+        in_chunks: so many of the messages that are alone in their entry come in chunks.
     """
 
     def __init__(
         self,
         scheduler: Scheduler,
         cluster: Cluster,
-        oracle: Oracle,
+        accounts: Publications,
         settings: Settings,
         until: float,
         per_second: float,
         trace: Callable[[str], None],
+        first: int = 0,
+        kinds: Mapping[str, float] = KINDS,
+        in_chunks: float = IN_CHUNKS,
     ) -> None:
-        self._scheduler, self._cluster, self._oracle = scheduler, cluster, oracle
+        self._scheduler, self._cluster, self._accounts = scheduler, cluster, accounts
         self._routes = {r.source: frozenset(s.name for s in r.subscriptions) for r in settings.routes}
         self._until, self._per_second, self._trace = until, per_second, trace
         self._name = f"load {scheduler.random.random()}"
@@ -81,7 +100,8 @@ class Producers:
         }
         self.on_published: Callable[[str, str], None] = lambda source, position: None
         self._due_of_key: dict[tuple[str, str], int] = {}  # of the last message, ms since the epoch
-        self._n_entries = self._n = 0
+        self._n_entries, self._n = 0, first
+        self._kinds, self._in_chunks = kinds, in_chunks
         # By topic: what came under request ids, and the first message of each.
         self._requested: dict[str, list[tuple[Expected, str]]] = {source: [] for source in self._routes}
         self.last_due = 0
@@ -102,7 +122,7 @@ class Producers:
         source = self._random.choice(sorted(self._routes))
         now = self._now()
         n = self._random.choice([1, 1, 1, 3])
-        if n == 1 and self._random.random() < _IN_CHUNKS:
+        if n == 1 and self._random.random() < self._in_chunks:
             self._n += 1
             last = 2 if self._random.random() < 0.9 else 3
             uuid = f"user-{self._n}"
@@ -115,7 +135,7 @@ class Producers:
         for i in range(n):
             position = f"{following.ledger_id}:{following.entry_id}:-1:{i if n > 1 else -1}"
             expected = self._expected(source, position, now, is_alone=n == 1)
-            self._oracle.sent(position, expected)
+            self._accounts.sent(position, expected)
             self.last_due = max(self.last_due, expected.due)
             messages.append(self._message(expected))
             said.append(", ".join(f"{one} {value}" for one, value in expected.properties.items()))
@@ -140,12 +160,12 @@ class Producers:
         position = self._cluster.topic(source).end.next
         metadata = MessageMetadata(producer_name=b"user", sequence_id=self._n, publish_time=self._now())
         metadata.uuid, metadata.chunk_id, metadata.n_chunks = uuid.encode(), number, last + 1
-        self._oracle.chunks[str(position)] = whole
+        self._accounts.chunks[str(position)] = whole
         if number == last:
             due = self._now() + chance.choice(_DUE_MILLIS)
             expected = Expected(source, due, self._routes[source], {"deliverAt": str(due)}, b"".join(parts))
             whole.last = str(position)
-            self._oracle.sent(f"{position}:-1:-1", expected)
+            self._accounts.sent(f"{position}:-1:-1", expected)
             self.last_due = max(self.last_due, due)
             metadata.properties.add(key=b"deliverAt", value=str(due).encode())
         self._trace(f"published {position} to {source.rpartition('/')[2]}: chunk {number} of {uuid}")
@@ -161,7 +181,7 @@ class Producers:
         payload = self._padded(b"%d" % self._n) if is_alone else b"%d" % self._n
         message = Expected(source, due, self._routes[source], {"deliverAt": str(due)}, payload)
         message.key = chance.choice(_KEYS)
-        [kind] = chance.choices([*_KINDS], [*_KINDS.values()])
+        [kind] = chance.choices([*self._kinds], [*self._kinds.values()])
         if message.key:
             self._bring_together(message, now)
         since_first = self._scheduler.now - self.keys_from[source]

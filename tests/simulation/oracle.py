@@ -213,9 +213,10 @@ class Oracle:
         self._note_durable(table, rows)
         if table == "rejects":
             self.imports.stored([row for row in rows.to_pylist() if is_imported(row["position"])])
-            for position, reason in zip(rows["position"].to_pylist(), rows["reason"].to_pylist(), strict=True):
+            columns = (rows[name].to_pylist() for name in ("position", "reason", "payload"))
+            for position, reason, payload in zip(*columns, strict=True):
                 if not is_imported(position) and not self.added.is_given_up(position, reason):
-                    self.rejected.recorded(position, reason)
+                    self.rejected.recorded(position, reason, payload)
         if table == "outcomes":
             self._answered(rows.to_pylist())
         if table == "deliveries":

@@ -42,12 +42,14 @@ from streaming.sinks.outcomes import OutcomePublisher
 from streaming.source.batch_end import Acknowledgements
 from streaming.source.clock import Clock
 from streaming.source.intake import Intake
+from streaming.source.receivers import Receivers
 from streaming.source.receiving import acknowledgements as receiver_acknowledgements
 from streaming.source.receiving.receiver import Receiver
+from streaming.source.receiving.unreadable_messages import Acceptance
 from tests.simulation import rebuilding
 from tests.simulation.broker import Cluster
 from tests.simulation.oracle import Oracle
-from tracker import expiry, requests, sharding
+from tracker import expiry, requests, shard, sharding
 from tracker.buckets.time_slots import SLOT_MILLIS
 from tracker.commands import decode
 from tracker.commands.decide import NEW_TIMES
@@ -717,6 +719,13 @@ def _opened_after_its_end() -> Planted:
     return mock.patch.object(EntryProducer, "_new_link", new_link)
 
 
+def _commands_of_other_clusters_left_out() -> Planted:
+    def accept(found: Acceptance, *_: Any) -> Acceptance:
+        return replace(found, takes_replicated=False)
+
+    return _after(Receivers, "_acceptance", accept)
+
+
 PLANTED: dict[str, Callable[[], Planted]] = {
     "the epoch is not checked before a commit": _epoch_not_checked,
     "nor before anything is sent": _sent_without_a_look_at_the_epoch,
@@ -814,6 +823,11 @@ PLANTED: dict[str, Callable[[], Planted]] = {
     "a task that Spark runs again takes itself for the first": lambda: mock.patch.object(
         sender, "_is_repeated_task", return_value=False
     ),
+    "what another cluster's job delivers is taken": lambda: mock.patch.object(Receiver, "_left_out", return_value=None),
+    "what another cluster's job delivers is put aside": lambda: mock.patch.object(
+        shard, "is_left_out", lambda rows: np.zeros(rows.num_rows, np.bool_)
+    ),
+    "what was sent in another cluster is left out, commands too": _commands_of_other_clusters_left_out,
     "nobody tries a destination again": lambda: mock.patch.object(UnwritableRetries, "_look_after", _nothing),
 }
 
@@ -825,6 +839,7 @@ _PLAIN = {
     "seeds with a long pause": 0.0,
     "seeds with imports": 0.0,
     "seeds with backups": 0.0,
+    "seeds with replication": 0.0,
 }
 _IMPORTED = {"seeds with imports": 1.0, "import": 0.2, "crash": 0.01, "other system ends": 0.02}
 _IMPORTED_ALONE = {**_IMPORTED, "seeds with backups": 0.0}
@@ -861,6 +876,7 @@ RATES: dict[str, dict[str, float]] = {
     "a producer is opened after its end": {"topic offline": 0.1},
     "a task that Spark runs again has producer names of its own": _CUT_OFF,
     "a task that Spark runs again takes itself for the first": {**_CUT_OFF, "quota exceeded": 0.2},
+    **{name: {"seeds with replication": 1.0} for name in PLANTED if "another cluster" in name},
     "nobody tries a destination again": {"topic offline": 0.0, "broker ends": 0.0, "quota exceeded": 0.05},
     "a destination is deleted that has what is not recorded": {"destination deleted": 0.5, "task lost after": 0.3},
     **{name: _LOST for name in PLANTED if name.startswith("a rebuild ")},

@@ -30,12 +30,13 @@ class Rejected:
         self.n_rebuilds = 0
         self.n_repeated = 0  # positions that the topic has twice, as it may
 
-    def recorded(self, position: str, reason: str) -> None:
+    def recorded(self, position: str, reason: str, payload: bytes | None) -> None:
         """A row of `rejects` is in the table for good."""
         message = self._expected.get(position)
         if message is None or not message.rejected_for:
             raise BrokenGuaranteeError(f"{position} is rejected: {reason}")
         require(message.rejected_for in reason, f"{position} is rejected for {reason}, not {message.rejected_for}")
+        require(payload is None or not message.is_left_out, f"{position} is left out, and `rejects` has its payload")
         self._recorded[position] += 1
         require(self._recorded[position] == 1, f"{position} is in `rejects` twice")
 
@@ -43,7 +44,8 @@ class Rejected:
         """A message is in a topic of rejects, since now, ms since the epoch."""
         self._put_aside_at[position] = now
         message = self._expected.get(position)
-        require(message is not None and bool(message.rejected_for), f"{position} is in the topic of rejects")
+        is_rejected = message is not None and bool(message.rejected_for) and not message.is_left_out
+        require(is_rejected, f"{position} is in the topic of rejects")
         self._put_aside[position] += 1
         if self._put_aside[position] > 1 and position in self._may_repeat:
             self._may_repeat.remove(position)
@@ -84,7 +86,8 @@ class Rejected:
         """Nothing waits any more."""
         for position, message in self._expected.items():
             if message.rejected_for:
-                for where, found in (("table", self._recorded), ("topic", self._put_aside)):
-                    require(found[position] == 1, f"{position} is not in the {where} of rejects")
+                require(self._recorded[position] == 1, f"{position} is not in the table of rejects")
+                is_put_aside = message.is_left_out or self._put_aside[position] == 1
+                require(is_put_aside, f"{position} is not in the topic of rejects")
             if message.properties.get("requestId"):
                 require(position in self._answers, f"{position} has a request id, and no answer")

@@ -65,6 +65,7 @@ from tests.simulation.load import Producers
 from tests.simulation.long_pause import HOURS, LongPause
 from tests.simulation.oracle import Oracle
 from tests.simulation.rebuilding import Rebuild, create_tables, empty_tables, rebuild_names
+from tests.simulation.replicating import Replication
 from tests.simulation.retaining import Maintenance
 from tests.simulation.scheduler import EPOCH_SECONDS, Process, Scheduler
 from tests.simulation.spark import StateDamagedError
@@ -170,11 +171,12 @@ class World:
         for log in self.logs.values():
             log.on_forced = self._stored_for_good
         self.long_pause = LongPause(self)
+        self.replication = Replication(self)
         hours = (_HOUR, _HOUR + HOURS) if self.long_pause.is_made else (_HOUR,)
         self.settings = Settings(
             warehouse="file:/nowhere",
             checkpoint=f"file:{self.disk.folder}/machine 0",
-            replicated="all",
+            replicated="all" if self.replication.is_taken else "local-only",
             pulsar={"max_message_size_bytes": MAX_MESSAGE_BYTES},  # type: ignore[arg-type]
             # Batches that come more often meet more faults, those that come as the default says meet other ones.
             ingest={"batch_interval_millis": 600 if plan.seed % 2 else 300},  # type: ignore[arg-type]
@@ -821,9 +823,8 @@ class World:
         plan, scheduler = self.plan, self.scheduler
         # The name that the checkpoint's job would choose at random is a part of what is simulated.
         write_durably(self.checkpoint / "query" / "application", f"delaylake-{plan.seed:012x}")
-        producers = Producers(
-            scheduler, self.cluster, self.oracle, self.settings, plan.seconds, plan.per_second, self.trace
-        )
+        per_second = plan.per_second * (1 - self.replication.share)
+        producers = Producers(scheduler, self.cluster, self.oracle, self.settings, plan.seconds, per_second, self.trace)
         operators = Operators(
             scheduler,
             self.cluster,
@@ -834,6 +835,8 @@ class World:
             self.trace,
         )
         producers.on_published = operators.published
+        operators.share_elsewhere = self.replication.share_of_commands
+        self.replication.begin()
         for topic, at in producers.keys_from.items():
             if at:  # commands wait when its first message with a schedule key comes
                 scheduler.after(at - _CANCELLED_BEFORE_SECONDS, partial(operators.cancel_next, topic))
@@ -844,7 +847,7 @@ class World:
         self.faults.are_over = True
         self.trace("no more faults")
         self.set_clock(0.0)
-        last_due = max(producers.last_due, operators.last_due) / 1000 - EPOCH_SECONDS
+        last_due = max(producers.last_due, operators.last_due, self.replication.last_due) / 1000 - EPOCH_SECONDS
         ends_at = max(scheduler.now, last_due) + _QUIET_SECONDS
         scheduler.run(lambda: self._has_ended() or self._is_done() or scheduler.now > ends_at)
         if not self._has_ended():
@@ -860,7 +863,7 @@ class World:
         return sum(self.cluster.topic(route.source).n_acknowledged for route in self.settings.routes)
 
     def _is_done(self) -> bool:
-        if self.scheduler.now < self._looked_at + 1.0:
+        if self.scheduler.now < self._looked_at + 1.0 or not self.replication.is_done:
             return False
         self._looked_at = self.scheduler.now
         with contextlib.suppress(BrokenGuaranteeError):

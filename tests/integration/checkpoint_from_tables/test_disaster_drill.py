@@ -8,40 +8,25 @@ from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
-import httpx
 import pulsar
 import pytest
 
 from broker.client import connect
 from broker.pulsar_admin.admin_rest import AdminClient
 from broker.standalone import EmbeddedBroker
+from tests.support.servers.replicating_brokers import NAMESPACE, replicating_brokers
 from tests.support.service.harness import Collector, Job, Received, now, wait_until
 from warehouse.audit.accounts import run_audit
 
-TOPIC = "persistent://geo/ns/orders"
+TOPIC = f"persistent://{NAMESPACE}/orders"
 DESTINATION = "persistent://public/default/orders_a"
 HOUR = 3_600_000
 
 
 @pytest.fixture
 def places(tmp_path: Path) -> Iterator[list[EmbeddedBroker]]:
-    """Two clusters, `east` and `west`, that replicate the namespace geo/ns to each other."""
-    brokers = {name: EmbeddedBroker(tmp_path / name, {"clusterName": name}) for name in ("east", "west")}
-    try:
-        for broker in brokers.values():
-            broker.start(port=0, http_port=0)
-        for broker in brokers.values():
-            with httpx.Client(base_url=f"{broker.settings.admin_url}/admin/v2/", timeout=90) as http:
-                for name, other in brokers.items():
-                    at = {"serviceUrl": other.settings.admin_url, "brokerServiceUrl": other.settings.service_url}
-                    assert 409 in (http.put(f"clusters/{name}", json=at).status_code, 409)
-                    assert http.post(f"clusters/{name}", json=at).is_success
-                assert http.put("tenants/geo", json={"adminRoles": [], "allowedClusters": [*brokers]}).is_success
-                assert http.put("namespaces/geo/ns", json={"replication_clusters": [*brokers]}).is_success
-        yield [*brokers.values()]
-    finally:
-        for broker in brokers.values():
-            broker.kill()
+    with replicating_brokers(tmp_path) as brokers:
+        yield brokers
 
 
 def test_a_job_goes_on_from_a_backup_with_another_broker(
