@@ -21,6 +21,7 @@ from broker.protocol.entries import Envelope
 from broker.protocol.reading import read_entries
 from broker.pulsar_admin.admin_rest import AdminClient, UnreadableEntryError
 from broker.pulsar_admin.answers import BrokerEntry
+from conf.errors import DelayLakeError
 from status.alerts import NOT_SEEN_REASON
 from tracker.properties import MessagePosition
 from warehouse.delta.tables import Tables
@@ -41,6 +42,10 @@ _NOT_ASKED = "one of so many that the broker was not asked about it"
 UNREADABLE = "the broker does not describe it, as entries that are encrypted and compressed, or have many properties"
 _MAX_UNREADABLE = 64  # of a gap: after so many entries that the broker can't describe, it is not asked about more
 _MAX_READ_BYTES = 256 << 20  # of a gap: of such entries, and of those between them
+
+
+class NotDurableError(DelayLakeError):
+    """What the tables are asked about an entry they may have later. The message is one line."""
 
 
 @dataclass(frozen=True)
@@ -67,7 +72,7 @@ def find_not_seen(
 
     Args:
         index_of: returns the broker entry index of an entry's last message, or None. Called for the entry before the
-            gap, if its index is unknown and the broker has none of the missing entries.
+            gap, if its index is unknown and the broker may have trimmed ledgers of the gap. What it raises is raised.
         brokers: to read the entries that the broker does not describe; None: they are not read.
 
     Raises:
@@ -113,9 +118,13 @@ def find_not_seen(
     n = sum(last - first + 1 for _, first, last in ranges)
     if n > _MAX_ROWS:
         rows[-1]["reason"] += f", the first of {n - _MAX_ROWS + 1:,}"
-    if not asked and (unnamed := _unnamed(gap, index_of)):
+    described = [entry for entry in answers.values() if isinstance(entry, BrokerEntry)]
+    # The broker trims ledgers in their order: it has that of the entry before, or may have trimmed others of the gap.
+    if gap.after.ledger_id < min([gap.before.ledger_id, *ledgers]) and len(described) == n:
         first = Position(gap.after.ledger_id, gap.after.entry_id + 1)
-        rows.append(_row(source, first, f"{unnamed:,} messages by their indexes; {GONE}"))
+        unnamed = _n_messages(gap, index_of) - sum(entry.batch_size for entry in described)
+        if unnamed > 0:
+            rows.insert(0, _row(source, first, f"{unnamed:,} messages by their indexes; {GONE}"))
     return NotSeen(pa.Table.from_pylist(rows, schema=REJECTS), passed)
 
 
@@ -141,10 +150,20 @@ def record(tables: Tables, source: SourceTopic, found: pa.Table) -> int:
 
 
 def durable_index(tables: Tables, source: SourceTopic, position: Position) -> int | None:
-    """Returns the broker entry index of an entry's last message from the table `entries`; None: it is not there."""
-    topic, partition = source.topic, source.partition
-    sql = _SQL("last_index", topic=topic, partition=partition, ledger=position.ledger_id, entry=position.entry_id)
-    found = tables.query("entries", sql)["last_index"].to_pylist()
+    """Returns the broker entry index of an entry's last message from the table `entries`; None: it is not there.
+
+    Raises:
+        NotDurableError: the table has neither this entry nor a later one yet.
+    """
+    place: dict[str, str | int] = {
+        "topic": source.topic,
+        "partition": source.partition,
+        "ledger": position.ledger_id,
+        "entry": position.entry_id,
+    }
+    found = tables.query("entries", _SQL("last_index", **place))["last_index"].to_pylist()
+    if not found and not tables.query("entries", _SQL("durable_from", **place)).num_rows:
+        raise NotDurableError(f"{position} is not durable yet")
     return int(found[0]) if found else None
 
 
@@ -175,12 +194,16 @@ def _described(envelope: Envelope) -> BrokerEntry:
     )
 
 
-def _unnamed(gap: Gap, index_of: Callable[[Position], int | None]) -> int:
-    """Returns the number of missing messages, by the indexes around a gap, if none of its entries is known."""
+def _n_messages(gap: Gap, index_of: Callable[[Position], int | None]) -> int:
+    """Returns the number of missing messages, by the indexes around a gap; 0 also where they are not known."""
     if gap.before_index is None:
         return 0
     after_index = index_of(gap.after) if gap.after_index is None else gap.after_index
-    return 0 if after_index is None else max(0, gap.before_index - after_index - 1)
+    if after_index is None:
+        return 0
+    if gap.before_index <= after_index:  # the topic was deleted and made again, and counts from 0
+        after_index = -1
+    return gap.before_index - after_index - 1
 
 
 def _payload(admin: AdminClient, source: SourceTopic, position: Position) -> bytes | None:

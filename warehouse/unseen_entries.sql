@@ -6,3 +6,8 @@ WHERE topic = :topic AND partition = :partition AND ledger_id BETWEEN :first AND
 SELECT first_index + batch_size - 1 AS last_index FROM entries
 WHERE topic = :topic AND partition = :partition AND ledger_id = :ledger AND entry_id = :entry
     AND first_index IS NOT NULL
+
+-- durable_from --
+SELECT ledger_id FROM entries
+WHERE topic = :topic AND partition = :partition AND (ledger_id > :ledger OR ledger_id = :ledger AND entry_id >= :entry)
+LIMIT 1

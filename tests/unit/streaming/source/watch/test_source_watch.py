@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
 
+import pyarrow as pa
 import pytest
 
 from broker.client import NoAnswerError, PulsarError
@@ -30,7 +31,7 @@ from tests.support.servers.fake_pulsar import FakeBroker, FakeConsumer, chunk, o
 from tests.support.service.harness import wait_until
 from warehouse.delta.fencing import FencedError
 from warehouse.delta.tables import Tables
-from warehouse.schemas import REJECTS
+from warehouse.schemas import REJECTS, SCHEMAS
 from warehouse.unseen_entries import find_not_seen
 
 ORDERS = "persistent://public/default/orders"
@@ -70,6 +71,7 @@ class FakeAdmin:
     not_told: frozenset[int] = frozenset()
     failures: dict[str, dict[int, Exception]] = field(default_factory=dict)  # by topic and entry
     asked: list[int] = field(default_factory=list)
+    ledgers: dict[int, int] = field(default_factory=lambda: {7: 6})
 
     def backlog(self, topic: str, subscription: str) -> int:
         return 2
@@ -78,7 +80,7 @@ class FakeAdmin:
         return False
 
     def internal_stats(self, topic: str) -> TopicLedgers:
-        return TopicLedgers({7: 6}, {}, {}, Position(7, 5))
+        return TopicLedgers(self.ledgers, {}, {}, Position(7, 5))
 
     def entry_metadata(self, topic: str, ledger_id: int, entry_id: int) -> BrokerEntry:
         self.asked.append(entry_id)
@@ -217,6 +219,35 @@ def test_a_gap_that_cannot_be_decided_stays_and_holds_up_no_other(
     admin.asked = []
     watched.watch.decide_gaps()
     assert not admin.asked
+
+
+def test_what_was_trimmed_is_counted_when_the_index_of_the_entry_before_it_is_durable(watched: Watched) -> None:
+    watched.tables.create()
+    watched.answer_with(FakeAdmin(set(), ledgers={10: 6}))
+    source = SourceTopic(ORDERS, ORDERS, -1)
+    watched.watch._add(source, [Gap(Position(7, 3), Position(10, 0), None, 25)])
+    watched.watch.decide_gaps()
+    [text] = watched.not_seen()
+    assert text.endswith("why is not known yet: 7:3 is not durable yet")
+    entry = {"topic": ORDERS, "partition": -1, "ledger_id": 7, "entry_id": 3, "batch_size": 2, "first_index": 8}
+    watched.tables.append("entries", pa.Table.from_pylist([entry], schema=SCHEMAS["entries"]), {})
+    watched.watch.decide_gaps()
+    [reason] = watched.tables.query("rejects", "SELECT reason FROM rejects")["reason"].to_pylist()
+    assert reason == "not seen: 15 messages by their indexes; the broker no longer has it"
+    assert watched.rejected() == [(ORDERS, 4)]
+
+
+def test_what_was_trimmed_is_not_counted_where_a_later_entry_is_durable_and_the_one_before_is_not_known(
+    watched: Watched,
+) -> None:
+    watched.tables.create()
+    watched.answer_with(FakeAdmin(set(), ledgers={10: 6}))
+    entry = {"topic": ORDERS, "partition": -1, "ledger_id": 10, "entry_id": 0, "batch_size": 1, "first_index": 25}
+    watched.tables.append("entries", pa.Table.from_pylist([entry], schema=SCHEMAS["entries"]), {})
+    watched.watch._add(SourceTopic(ORDERS, ORDERS, -1), [Gap(Position(7, 3), Position(10, 0), None, 25)])
+    watched.watch.decide_gaps()
+    assert watched.rejected() == []
+    assert watched.not_seen() == []
 
 
 def test_gaps_that_cannot_be_written_down_stay(watched: Watched) -> None:
