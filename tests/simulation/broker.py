@@ -14,6 +14,12 @@ It promises what Pulsar's docs do, and `test_fakes.py` compares with a real one:
 - A topic whose backlog is over its quota loses its producers, and refuses new ones (`producer_exception`).
 - A topic that is deleted with force loses its producers and consumers, and is made anew, empty and with no producer
   known, when it is next used (`allowAutoTopicCreation`).
+- A topic that is terminated takes nothing more, and its consumers go on ("Terminate topics" in the admin docs).
+- A ledger that is full is closed, and another one follows (`managedLedgerMaxEntriesPerLedger`). Who skips entries of a
+  subscription, or lets them expire, acknowledges them; what was sent before comes all the same. Closed ledgers whose
+  entries are all acknowledged are trimmed; who truncates a topic clears its backlog first ("Truncate topics").
+- Where a topic has broker entry metadata each entry comes with the index of its last message, which goes on from ledger
+  to ledger (`AppendIndexMetadataInterceptor`); a topic that is made anew counts from 0.
 - A frame that is larger than the broker takes ends the connection (`maxMessageSize`).
 - A name, and an exclusive subscription, belong to one connection at a time: another one gets ProducerBusy or
   ConsumerBusy.
@@ -30,8 +36,9 @@ from __future__ import annotations
 import itertools
 import random
 import zlib
+from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
@@ -47,7 +54,7 @@ from broker.protocol.entries import SOURCE_POSITION, open_envelope
 from broker.protocol.frames import Frame, FrameDecoder
 from broker.protocol.producer import EntryProducer
 from broker.protocol.session import ClosedError, DisconnectedError, RefusedError
-from broker.protocol.wire.pulsar_pb2 import Command, LastMessageId, ProducerAnswer, ServerError
+from broker.protocol.wire.pulsar_pb2 import BrokerEntryMetadata, Command, LastMessageId, ProducerAnswer, ServerError
 from broker.pulsar_admin.answers import BrokerEntry, TopicLedgers
 from tests.simulation.faults import Faults
 from tests.simulation.scheduler import Future, Process, Scheduler, wait_seconds
@@ -77,6 +84,7 @@ class Entry:
     sequence_id: int = -1
     highest_sequence_id: int = -1
     sender: Process | None = None  # None: nobody of the service
+    last_index: int = -1  # of its last message, among all of its topic
 
 
 @dataclass(eq=False)
@@ -108,10 +116,29 @@ class Topic:
     is_open: bool = True  # else nobody has it now: who asks for it has to ask again
     offline_until: float = 0.0  # until then no broker has it, seconds
     full_until: float = 0.0  # until then its backlog is over its quota, likewise
+    is_terminated: bool = False
+    is_subscribed: bool = False  # somebody has had its durable subscription
+    most_in_ledger: int = 0  # entries of a ledger; 0: any number, and entries come without broker entry metadata
+    n_trimmed: int = 0  # so many entries, from the first on, are gone
 
     @property
     def end(self) -> Position:
         return self.entries[-1].position if self.entries else Position(self.ledger, -1)
+
+    @property
+    def next(self) -> Position:
+        """Where the next entry will be."""
+        return self.end.next if self.end.ledger_id == self.ledger else Position(self.ledger, 0)
+
+    @property
+    def ledgers(self) -> dict[int, int]:
+        """The entries of each ledger that is not trimmed."""
+        kept = Counter(entry.position.ledger_id for entry in self.entries[self.n_trimmed :])
+        return {**kept, self.ledger: kept[self.ledger]}
+
+    def entry(self, ledger: int, entry: int) -> Entry | None:
+        """The entry with this position; None: there is none, or none any more."""
+        return next((one for one in self.entries[self.n_trimmed :] if one.position == (ledger, entry)), None)
 
 
 class Cluster:
@@ -127,6 +154,7 @@ class Cluster:
         self.scheduler, self.name = scheduler, name
         self.faults = faults
         self.topics: dict[str, Topic] = {}
+        self.most_in_ledger: dict[str, int] = {}  # by topic, as `Topic.most_in_ledger`
         self.links: list[Link] = []
         self.is_up = True
         self.on_stored: Callable[[Topic, Entry], None] = lambda topic, entry: None
@@ -138,13 +166,36 @@ class Cluster:
 
     def topic(self, name: str) -> Topic:
         if name not in self.topics:
-            self.topics[name] = Topic(name, next(self._ledgers))
+            self.topics[name] = Topic(name, next(self._ledgers), most_in_ledger=self.most_in_ledger.get(name, 0))
         return self.topics[name]
 
     def publish(self, name: str, data: bytes, n_messages: int = 1) -> Position:
         """Stores an entry of somebody who is no part of the service."""
         topic = self.topic(name)
-        return self._store(topic, Entry(topic.end.next, data, n_messages))
+        return self._store(topic, Entry(topic.next, data, n_messages))
+
+    def terminate(self, topic: Topic) -> None:
+        """Somebody terminates the topic."""
+        topic.is_terminated = True
+        self._end_producers(topic, [*topic.producers])
+
+    def skip(self, topic: Topic, n: int) -> None:
+        """The first n entries are acknowledged for the subscription: somebody skips them, or they expire."""
+        topic.n_acknowledged = max(topic.n_acknowledged, n)
+        if topic.reader is not None:
+            topic.reader.next = max(topic.reader.next, n)
+
+    def trim(self, topic: Topic) -> None:
+        """The broker deletes the closed ledgers of which all is acknowledged."""
+        kept = {topic.ledger, *(entry.position.ledger_id for entry in topic.entries[topic.n_acknowledged :])}
+        topic.n_trimmed = next(
+            (i for i, entry in enumerate(topic.entries) if entry.position.ledger_id in kept), len(topic.entries)
+        )
+
+    def truncate(self, topic: Topic) -> None:
+        """Somebody truncates the topic."""
+        self.skip(topic, len(topic.entries))
+        self.trim(topic)
 
     def has(self, name: str) -> bool:
         """Whether a broker has a topic now, or makes it when it is used."""
@@ -264,14 +315,17 @@ class Cluster:
             if entry.sequence_id <= topic.last_ids.get(name, -1):
                 return None
             topic.last_ids[name] = highest
-        stored = Entry(topic.end.next, data, entry.n_messages, name, entry.sequence_id, highest, sender)
+        stored = Entry(topic.next, data, entry.n_messages, name, entry.sequence_id, highest, sender)
         position = self._store(topic, stored)
         if len(topic.entries) >= topic.n_in_snapshot + SNAPSHOT_ENTRIES:
             topic.snapshot, topic.n_in_snapshot = dict(topic.last_ids), len(topic.entries)
         return position
 
     def _store(self, topic: Topic, entry: Entry) -> Position:
-        topic.entries.append(entry)
+        before = topic.entries[-1].last_index if topic.entries else -1
+        topic.entries.append(replace(entry, last_index=before + entry.n_messages))
+        if topic.most_in_ledger and entry.position.entry_id + 1 >= topic.most_in_ledger:
+            topic.ledger = next(self._ledgers)
         self.on_stored(topic, entry)
         seconds = self._dispatch.choice(_DISPATCH_SECONDS) if self._dispatch.random() < _LATE_DISPATCHES else 0.0
         self.scheduler.after(seconds, partial(self.feed, topic))
@@ -283,13 +337,14 @@ class Cluster:
             self._feed(topic, reader)
 
     def _feed(self, topic: Topic, reader: Reader) -> None:
+        reader.next = max(reader.next, topic.n_trimmed)
         while reader.permits > 0 and reader.next < len(topic.entries):
             entry = topic.entries[reader.next]
             reader.next += 1
             reader.permits -= entry.n_messages
             position = {"ledger_id": entry.position.ledger_id, "entry_id": entry.position.entry_id}
             command = Command(type=Command.MESSAGE, message={"consumer_id": reader.id, "id": position})
-            reader.link.tell(reader.id, command, entry.data)
+            reader.link.tell(reader.id, command, _with_index(entry) if topic.most_in_ledger else entry.data)
 
     def acknowledge(self, topic: Topic, position: Position) -> None:
         done = sum(entry.position <= position for entry in topic.entries)
@@ -467,6 +522,8 @@ class Link:
         cluster = self._cluster
         if kind == Command.PRODUCER:
             topic = self._open(fields["topic"])
+            if topic.is_terminated:
+                raise RefusedError(ServerError.TopicTerminatedError, b"the topic is terminated")
             if self._scheduler.now < topic.full_until:
                 raise RefusedError(ServerError.ProducerBlockedQuotaExceededException, b"the backlog is over its quota")
             name = fields.get("producer_name") or f"standalone-{next(cluster.names)}"
@@ -491,7 +548,7 @@ class Link:
                 return None
             if topic.reader is not None:
                 raise RefusedError(ServerError.ConsumerBusy, b"the subscription is exclusive")
-            topic.reader = Reader(self, fields["consumer_id"], topic.n_acknowledged)
+            topic.reader, topic.is_subscribed = Reader(self, fields["consumer_id"], topic.n_acknowledged), True
             self._topics[fields["consumer_id"]] = topic
             return None
         found = self._topics.get(fields["consumer_id"])
@@ -519,6 +576,12 @@ class Link:
         if not topic.is_open:
             raise RefusedError(ServerError.ServiceNotReady, b"the topic is being loaded")
         return topic
+
+
+def _with_index(entry: Entry) -> bytes:
+    """Returns an entry as a broker sends it that keeps indexes."""
+    metadata = BrokerEntryMetadata(index=entry.last_index).SerializeToString()
+    return b"\x0e\x02" + len(metadata).to_bytes(4) + metadata + entry.data
 
 
 def _is_last_chunk(data: bytes) -> bool:
@@ -641,6 +704,8 @@ class Admin:
         point: called with the name of a side effect.
     """
 
+    url = "the broker's admin API"
+
     def __init__(self, cluster: Cluster, point: Callable[[str], None] = lambda name: None) -> None:
         self._cluster, self._point = cluster, point
 
@@ -664,19 +729,52 @@ class Admin:
     def entry_published_at(self, topic: str, time: int) -> tuple[int, int] | None:
         return None  # as where the broker does not say: all entries are read
 
+    def _found(self, name: str) -> Topic | None:
+        """The topic; None: there is none.
+
+        Raises:
+            PulsarError: the broker does not answer, or has not loaded it.
+        """
+        if not self._cluster.is_up:
+            raise PulsarError("the broker does not answer")
+        if self._cluster.is_offline(name):
+            raise PulsarError(f"no broker has {name}")
+        return self._cluster.topics.get(name)
+
     def message_index(self, topic: str, ledger: int, entry: int) -> int | None:
-        return None
+        of = self._found(topic)
+        found = None if of is None or not of.most_in_ledger else of.entry(ledger, entry)
+        return None if found is None else found.last_index
+
+    def entry_of_index(self, topic: str, index: int) -> tuple[int, int] | None:
+        of = self._found(topic)
+        entries = [] if of is None else of.entries
+        number, found = next(((i, e) for i, e in enumerate(entries) if e.last_index >= index), (0, None))
+        if of is None or found is None:
+            return None
+        return Position(-1, -1) if number < of.n_trimmed else found.position
+
+    def has_room(self, topic: str, subscription: str) -> bool:
+        of = self._found(topic)
+        return of is None or of.reader is None or of.reader.permits > 0
+
+    def entry(self, topic: str, ledger: int, entry: int) -> tuple[dict[str, str], bytes] | None:
+        of = self._found(topic)
+        found = None if of is None else of.entry(ledger, entry)
+        return None if found is None else ({}, open_envelope(found.data).payload)
 
     def connections(self, topic: str, subscription: str) -> list[str]:
         return [] if self._cluster.topic(topic).reader is None else ["somebody"]
 
     def entry_metadata(self, topic: str, ledger: int, entry: int) -> BrokerEntry | None:
-        found = [one for one in self._cluster.topic(topic).entries if one.position == (ledger, entry)]
-        if not found:
+        of = self._found(topic)
+        found = None if of is None else of.entry(ledger, entry)
+        if found is None:
             return None
-        metadata = open_envelope(found[0].data).metadata
-        n, name = found[0].n_messages, metadata.producer_name.decode()
-        return BrokerEntry(n, metadata.publish_time, name, None, {}, False, False)
+        metadata = open_envelope(found.data).metadata
+        is_part = metadata.chunk_id < metadata.n_chunks - 1
+        name = metadata.producer_name.decode()
+        return BrokerEntry(found.n_messages, metadata.publish_time, name, None, {}, False, is_part)
 
     def reset_to_entry(self, topic: str, subscription: str, ledger: int, entry: int) -> None:
         entries = self._cluster.topic(topic).entries
@@ -694,26 +792,23 @@ class Admin:
         self._point("rewind: a subscription is reset")
 
     def internal_stats(self, name: str) -> TopicLedgers | None:
-        if not self._cluster.is_up:
-            raise PulsarError("the broker does not answer")
-        if self._cluster.is_offline(name):
-            raise PulsarError(f"no broker has {name}")
-        topic = self._cluster.topics.get(name)
+        topic = self._found(name)
         if topic is None:
             return None
-        done = topic.entries[topic.n_acknowledged - 1].position if topic.n_acknowledged else Position(topic.ledger, -1)
+        first = topic.entries[0].position if topic.entries else topic.next
+        done = topic.entries[topic.n_acknowledged - 1].position if topic.n_acknowledged else first._replace(entry_id=-1)
         index = len(topic.entries) if topic.reader is None else topic.reader.next
-        following = Position(topic.ledger, index)
+        following = topic.entries[index].position if index < len(topic.entries) else topic.next
         return TopicLedgers(
-            {topic.ledger: len(topic.entries)},
+            topic.ledgers,
             dict.fromkeys(_SUBSCRIPTIONS, done),
             dict.fromkeys(_SUBSCRIPTIONS, following),
             topic.end,
         )
 
     def backlog(self, topic: str, subscription: str) -> int | None:
-        of = self._cluster.topic(topic)
-        return sum(entry.n_messages for entry in of.entries[of.n_acknowledged :])
+        of = self._found(topic)
+        return None if of is None else sum(entry.n_messages for entry in of.entries[of.n_acknowledged :])
 
     def individually_acknowledged(self, topic: str, subscription: str) -> list[Any]:
         return []

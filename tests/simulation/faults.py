@@ -51,6 +51,8 @@ USUAL_RATES: Mapping[str, float] = {
     "replication stands still": 0.002,
     "replicator connects again": 0.03,
     "seeds with replication": 0.15,
+    "source changed": 0.08,
+    "seeds with a changed source": 0.25,
 }
 
 # By how much more often a fault falls in a seed; what ends processes would else keep the job from doing anything.

@@ -15,6 +15,7 @@ import pyarrow as pa
 
 import streaming.source.reader
 import warehouse.delta.commits
+from broker.position import Position
 from broker.protocol.building import Chunks
 from broker.protocol.chunks import ChunkAssembler, Whole
 from broker.protocol.producer import EntryProducer
@@ -46,6 +47,7 @@ from streaming.source.receivers import Receivers
 from streaming.source.receiving import acknowledgements as receiver_acknowledgements
 from streaming.source.receiving.receiver import Receiver
 from streaming.source.receiving.unreadable_messages import Acceptance
+from streaming.source.watch.source_watch import SourceWatch
 from tests.simulation import rebuilding
 from tests.simulation.broker import Cluster
 from tests.simulation.oracle import Oracle
@@ -71,6 +73,7 @@ from tracker.schemas import COMMAND_ROWS, OUTCOME_ROWS
 from tracker.shaping.shaper import Shaper
 from tracker.shaping.token_bucket import OpenTime
 from tracker.shard import Shard
+from warehouse import unseen_entries
 from warehouse.delta.fencing import PauseWatch
 from warehouse.delta.tables import Tables
 from warehouse.maintenance.retention import Retention
@@ -329,6 +332,15 @@ def _a_lost_task_counts_as_done() -> Planted:
             return []
 
     return mock.patch.object(SparkJobs, "run", run)
+
+
+def _made_again_and_taken_for_the_one_before() -> Planted:
+    """An entry has come before whose number in its ledger has, whatever its ledger."""
+
+    def was_taken_in(self: receiver_acknowledgements.Acknowledgements, position: Position) -> bool:
+        return position.entry_id <= self._taken_in_to.entry_id
+
+    return mock.patch.object(receiver_acknowledgements.Acknowledgements, "was_taken_in", was_taken_in)
 
 
 def _durable_before_settled() -> Planted:
@@ -829,6 +841,11 @@ PLANTED: dict[str, Callable[[], Planted]] = {
     ),
     "what was sent in another cluster is left out, commands too": _commands_of_other_clusters_left_out,
     "nobody tries a destination again": lambda: mock.patch.object(UnwritableRetries, "_look_after", _nothing),
+    "what is skipped in a source topic is not named": lambda: mock.patch.object(SourceWatch, "_add", _nothing),
+    "what is trimmed beside entries that are there is not counted": lambda: mock.patch.object(
+        unseen_entries, "_n_messages", return_value=0
+    ),
+    "a source topic that is made again is taken for the one before": _made_again_and_taken_for_the_one_before,
 }
 
 # Of what only some faults show, these fall more often.
@@ -846,7 +863,12 @@ _IMPORTED_ALONE = {**_IMPORTED, "seeds with backups": 0.0}
 _IN_ORDER = {"clock jumps": 0.0, "seeds with a cluster": 0.0, **_RARER}
 _RESTORED = {"seeds with backups": 1.0, "backup": 0.08, "warehouse lost": 0.06, **_RARER}
 _CUT_OFF = {"seeds with a cluster": 1.0, "executor cut off": 0.5, **_RARER}
+_CHANGED = {"seeds with a changed source": 1.0, "source changed": 0.15}
+
 RATES: dict[str, dict[str, float]] = {
+    "what is skipped in a source topic is not named": _CHANGED,
+    "what is trimmed beside entries that are there is not counted": _CHANGED,
+    "a source topic that is made again is taken for the one before": _CHANGED,
     "an import knows nothing of earlier ones": _IMPORTED,
     "an import that was killed is not completed": _IMPORTED,
     "what is imported of a topic is acknowledged before": _IMPORTED_ALONE,

@@ -16,7 +16,7 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Self, TypeVar
 
 import greenlet  # type: ignore[import-untyped]
 
@@ -485,8 +485,17 @@ class ThreadPoolExecutor:
         self._name = thread_name_prefix
         self._turn = Lock()
 
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
         pass
+
+    def map(self, work: Callable[..., _T], *args: Iterable[Any]) -> list[_T]:
+        return [future.result() for future in [self.submit(work, *each) for each in zip(*args, strict=False)]]
 
     def submit(self, work: Callable[..., _T], *args: Any) -> Future[_T]:
         future: Future[_T] = Future()

@@ -398,6 +398,138 @@ def test_a_topic_that_is_loaded_again_knows_in_memory_what_it_knows_on_pulsar(
     assert any(one[3] >= 0 for one in real if isinstance(one, list)), "something was repeated"
 
 
+def _changed_topic_script(brokers: Brokers, topic: str, chance: random.Random, act: Any) -> list[Any]:
+    """What a consumer gets, and the admin API tells, of a topic that is skipped, truncated, terminated, and deleted."""
+    told: list[Any] = []
+    ledgers: list[int] = []  # in the order in which they were told of
+
+    def subscribe() -> Any:
+        return brokers.subscribe(topic, "delaylake", max_bytes=1 << 20, max_messages=1_000)
+
+    def change(what: str) -> None:
+        if what == "send":
+            try:
+                producer = brokers.produce(topic)
+            except PulsarError as error:
+                told.append(str(error).partition(":")[0])
+                return
+            for number in range(chance.randint(1, 4)):
+                producer.send(single_entry(OutgoingMessage(number + 1, b"x"), b"p", 1_000))
+            producer.flush()
+            act.wait(lambda: producer.has_arrived)
+            producer.close()(5.0)
+        else:
+            act.change(topic, what, chance.randint(1, 5))
+
+    def receive(consumer: Any) -> None:
+        came = []
+        while (entry := consumer.receive(1.2)) is not None:
+            came.append(entry)
+            if entry.position.ledger_id not in ledgers:
+                ledgers.append(entry.position.ledger_id)
+        told.append([(ledgers.index(e.position.ledger_id), e.position.entry_id, e.envelope.last_index) for e in came])
+        if came and chance.random() < 0.7:
+            last = chance.choice(came).position
+            told.append(act.admin.message_index(topic, *last))
+            consumer.acknowledge(last)
+
+    subscribe().close()
+    for _ in range(10):
+        for _ in range(2):
+            change(chance.choice(["send", "send", "send", "send", "skip", "clear", "truncate", "terminate"]))
+        consumer = act.opened(subscribe)
+        receive(consumer)
+        if chance.random() < 0.3:
+            change("delete")
+            with pytest.raises(PulsarError):
+                consumer.receive(5.0)
+            consumer = act.opened(subscribe)
+            change("send")
+            receive(consumer)
+        consumer.close()
+        act.trim(topic)
+        kept = act.admin.internal_stats(topic).ledgers
+        told.append([[n for _, n in sorted(kept.items()) if n], act.admin.backlog(topic, "delaylake")])
+    return told
+
+
+class _AdminOfPulsar(_OnPulsar):
+    """Who changes topics on a real broker, which trims ledgers by itself."""
+
+    def __init__(self, broker: EmbeddedBroker, admin: Any) -> None:
+        super().__init__(broker)
+        self.admin = admin
+
+    def change(self, topic: str, what: str, n: int) -> None:
+        url = f"{self._broker.settings.admin_url}/admin/v2/{topic.replace('://', '/')}"
+        method, path = {
+            "skip": ("POST", f"/subscription/delaylake/skip/{n}"),
+            "clear": ("POST", "/subscription/delaylake/skip_all"),
+            "truncate": ("DELETE", "/truncate"),
+            "terminate": ("POST", "/terminate"),
+            "delete": ("DELETE", "?force=true"),
+        }[what]
+        http.request(method, url + path, timeout=30).raise_for_status()
+
+    def trim(self, topic: str) -> None:
+        def is_trimmed() -> bool:
+            stats = self.admin.internal_stats(topic)
+            ledger, entry = stats.acknowledged["delaylake"]
+            closed = [(one, n - 1) for one, n in stats.ledgers.items() if one != max(stats.ledgers)]
+            return all(last > (ledger, entry) for last in closed)
+
+        self.wait(is_trimmed)
+
+
+class _AdminInMemory(_InMemory):
+    """The same in a simulated world."""
+
+    def __init__(self, world: World) -> None:
+        super().__init__(world)
+        self.admin = Admin(world.cluster)
+
+    def change(self, topic: str, what: str, n: int) -> None:
+        cluster = self._world.cluster
+        of = cluster.topic(topic)
+        match what:
+            case "skip":
+                cluster.skip(of, min(of.n_acknowledged + n, len(of.entries)))
+            case "clear":
+                cluster.skip(of, len(of.entries))
+            case _:
+                getattr(cluster, what)(of)
+
+    def trim(self, topic: str) -> None:
+        self._world.cluster.trim(self._world.cluster.topic(topic))
+
+
+@pytest.fixture(scope="module")
+def small_ledgers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedBroker]:
+    """A broker whose ledgers have four entries, and are kept for no deduplication."""
+    conf = {
+        "managedLedgerMaxEntriesPerLedger": "4",
+        "managedLedgerMinLedgerRolloverTimeMinutes": "0",
+        "brokerDeduplicationEnabled": "false",
+    }
+    with running_broker(tmp_path_factory.mktemp("ledgers"), conf) as made:
+        yield made
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_topic_that_admins_change_does_in_memory_as_on_pulsar(
+    small_ledgers: EmbeddedBroker, topic: str, seed: int
+) -> None:
+    def in_memory(world: World) -> _AdminInMemory:
+        world.cluster.most_in_ledger[topic] = 4
+        return _AdminInMemory(world)
+
+    with AdminClient(small_ledgers.settings) as admin:
+        on_pulsar = _AdminOfPulsar(small_ledgers, admin)
+        real = _told_by_both(_changed_topic_script, on_pulsar, in_memory, small_ledgers, topic, seed)
+    assert any(isinstance(one, str) for one in real) or seed, "it was terminated"
+    assert any(isinstance(one, list) and one for one in real)
+
+
 def _forgetful_script(brokers: Brokers, topic: str, chance: random.Random, act: Any) -> list[Any]:
     """What producers are told of whom some are closed for so long that the broker forgets them, and some are not."""
     told: list[Any] = []

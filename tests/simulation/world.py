@@ -38,6 +38,7 @@ import streaming.release.task.sender
 import streaming.sinks.outcomes
 import streaming.source.intake
 import streaming.source.receivers
+import streaming.source.watch.source_watch
 import warehouse.delta.commits
 import warehouse.delta.tables
 import warehouse.durable
@@ -47,6 +48,7 @@ from broker.protocol.entries import messages_of, open_envelope
 from broker.protocol.session import DisconnectedError
 from conf.errors import DelayLakeError
 from conf.settings import Settings, Subscription, local_path
+from streaming.source.watch.source_watch import SourceWatch
 from tests.simulation import scheduler as sim
 from tests.simulation import tables as fake_tables
 from tests.simulation.accounts import Accounts, BrokenGuaranteeError
@@ -68,6 +70,7 @@ from tests.simulation.rebuilding import Rebuild, create_tables, empty_tables, re
 from tests.simulation.replicating import Replication
 from tests.simulation.retaining import Maintenance
 from tests.simulation.scheduler import EPOCH_SECONDS, Process, Scheduler
+from tests.simulation.source_topics import SourceTopics
 from tests.simulation.spark import StateDamagedError
 from tracker.wire.delaylake_pb2 import ControlOutcome
 from warehouse.delta.commits import last_transactions
@@ -244,6 +247,7 @@ class World:
         self.rebuilds: dict[Process, Rebuild | Maintenance | Backup | Restore | Import] = {}  # that run
         self.backups = Backups(self)
         self.other_system = OtherSystem(self)
+        self.source_topics = SourceTopics(self)
         self.needs_rebuild = ""  # why
         self.has_begun = False  # the job has fenced off those before it
         self.may_refuse = False  # the checkpoint is not as a job has left it: a start may refuse it
@@ -824,12 +828,15 @@ class World:
         # The name that the checkpoint's job would choose at random is a part of what is simulated.
         write_durably(self.checkpoint / "query" / "application", f"delaylake-{plan.seed:012x}")
         per_second = plan.per_second * (1 - self.replication.share)
-        producers = Producers(scheduler, self.cluster, self.oracle, self.settings, plan.seconds, per_second, self.trace)
+        settings = self.settings
+        if self.source_topics.are_made:
+            self.source_topics.begin()
+        producers = Producers(scheduler, self.cluster, self.oracle, settings, plan.seconds, per_second, self.trace)
         operators = Operators(
             scheduler,
             self.cluster,
             self.oracle,
-            self.settings,
+            settings,
             plan.seconds,
             plan.commands_per_second,
             self.trace,
@@ -852,7 +859,7 @@ class World:
         scheduler.run(lambda: self._has_ended() or self._is_done() or scheduler.now > ends_at)
         if not self._has_ended():
             try:
-                self.oracle.check_end(self._n_acknowledged())
+                self._check_end()
             except BrokenGuaranteeError as error:
                 self.break_off(str(error))
 
@@ -860,16 +867,22 @@ class World:
         return bool(self.broken)
 
     def _n_acknowledged(self) -> int:
-        return sum(self.cluster.topic(route.source).n_acknowledged for route in self.settings.routes)
+        topics = {message.topic for message in self.oracle.expected.values()}
+        return sum(self.cluster.topic(topic).n_acknowledged for topic in topics)
 
     def _is_done(self) -> bool:
         if self.scheduler.now < self._looked_at + 1.0 or not self.replication.is_done:
             return False
         self._looked_at = self.scheduler.now
         with contextlib.suppress(BrokenGuaranteeError):
-            self.oracle.check_end(self._n_acknowledged())
+            self._check_end()
             return True
         return False
+
+    def _check_end(self) -> None:
+        self.oracle.check_end(self._n_acknowledged())
+        if self.source_topics.are_made:
+            self.source_topics.check_end()
 
     def _delete_destination(self, tries: int = 50) -> None:
         """Somebody deletes a destination as soon as the job is not behind for it, unless backups are restored."""
@@ -926,6 +939,8 @@ class World:
                 self.backups.begin()
             if not self.backups.is_lost and self.backups.has_one() and self.faults.is_now("warehouse lost"):
                 self.lose_warehouse()
+        if self.source_topics.are_made:
+            self.source_topics.each_second()
         if self.faults.is_now("checkpoint put back"):
             self.put_checkpoint_back()
         if self.plan.seed % 4 == 3 and self.faults.is_now("clock jumps"):
@@ -1056,8 +1071,9 @@ def _world_names(world: World) -> dict[Any, dict[str, Any]]:
             "connect": lambda _: Client(world.new_brokers()),
             "AdminClient": admin,
             "Brokers": lambda _: world.new_brokers(),
-            "SourceWatch": mock.Mock(),
+            "SourceWatch": SourceWatch if world.source_topics.are_made else mock.Mock(),
         },
+        streaming.source.watch.source_watch: {"AdminClient": admin},
         warehouse.delta.commits: {
             "CommitProperties": of_tables("CommitProperties"),
             "Transaction": of_tables("Transaction"),
