@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import shutil
 from pathlib import Path
@@ -12,7 +13,7 @@ from streaming.batch_schema import shard_keys
 from streaming.checkpoint.checkpoint import Checkpoint
 from streaming.checkpoint.payload_files import PayloadSweep
 from streaming.checkpoint.prepared import last_routes
-from streaming.crash_recovery import begin, check_broker, check_sent
+from streaming.crash_recovery import Restarts, begin, check_broker, check_sent
 from streaming.operator.processor import Operator
 from streaming.release.driver.releaser import Releaser, Run
 from streaming.release.feedback import FeedbackFile
@@ -47,20 +48,23 @@ class JobStart:
             self._world.begun(self._settings)
         check_sent(self._settings, self._checkpoint)
         self._world.point("begun")
-        for number in range(10):
+        restarts = Restarts()
+        for number in itertools.count():
+            began = self._world.scheduler.now
             self._checkpoint.check_is_of(self._tables.epoch or 0)
             self._checkpoint.check_offsets()
             check_broker(self._settings, self._checkpoint)
             folder = self._world.disk.folder / f"run {self._number} {number}"
             folder.mkdir()
             try:
-                self._run_once(number, folder)
+                error = self._run_once(number, folder)
             finally:  # where it is killed, too: its machine's tasks end with it, but for those that are sending
                 shutil.rmtree(folder)
             self._tables.check_epoch()
-            self._world.scheduler.wait(1.0)
+            self._world.scheduler.wait(restarts.pause_after(error, self._world.scheduler.now - began, False))
 
-    def _run_once(self, number: int, folder: Path) -> None:
+    def _run_once(self, number: int, folder: Path) -> str:
+        """Runs the query until it ends; returns why."""
         world, settings, checkpoint, tables = self._world, self._settings, self._checkpoint, self._tables
         keys = shard_keys(settings.tracker.shard_count)
         payloads = PayloadSweep(checkpoint.payload_folder)
@@ -76,7 +80,9 @@ class JobStart:
             world.scheduler,
             world.faults,
             world.begin_executor,
+            world.begin_worker,
             world.begin_on_cluster if world.is_on_cluster else None,
+            world.task_attempts,
         )
         releaser = Releaser(context, settings, tables, run, lambda rows: None, Alerts())
         run_id = f"run{self._number}.{number}"
@@ -133,3 +139,4 @@ class JobStart:
         outcomes.close()
         if is_damaged:
             raise is_damaged[0]
+        return releaser.failure or ended[0]

@@ -43,6 +43,7 @@ from streaming.sinks.outcomes import OutcomePublisher
 from streaming.source.batch_end import Acknowledgements
 from streaming.source.clock import Clock
 from streaming.source.intake import Intake
+from streaming.source.reader import SourceReader
 from streaming.source.receivers import Receivers
 from streaming.source.receiving import acknowledgements as receiver_acknowledgements
 from streaming.source.receiving.receiver import Receiver
@@ -721,6 +722,15 @@ def _parts_of_a_file_with_one_number() -> Planted:
     return mock.patch.object(Importer, "append", append)
 
 
+def _parts_depend_on_when_they_are_read() -> Planted:
+    count = itertools.count()
+
+    def read(batches: Any, *_: Any) -> Any:
+        return list(batches)[:: -1 if next(count) % 2 else 1]
+
+    return _after(SourceReader, "read", read)
+
+
 def _opened_after_its_end() -> Planted:
     original = EntryProducer._new_link
 
@@ -840,6 +850,7 @@ PLANTED: dict[str, Callable[[], Planted]] = {
         shard, "is_left_out", lambda rows: np.zeros(rows.num_rows, np.bool_)
     ),
     "what was sent in another cluster is left out, commands too": _commands_of_other_clusters_left_out,
+    "the rows of a part depend on when it is read": _parts_depend_on_when_they_are_read,
     "nobody tries a destination again": lambda: mock.patch.object(UnwritableRetries, "_look_after", _nothing),
     "what is skipped in a source topic is not named": lambda: mock.patch.object(SourceWatch, "_add", _nothing),
     "what is trimmed beside entries that are there is not counted": lambda: mock.patch.object(

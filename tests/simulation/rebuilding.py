@@ -160,11 +160,6 @@ class Rebuild:
 def rebuild_names(world: World) -> dict[Any, dict[str, Any]]:
     """What stands in for brokers, and for what a rebuild asks of the job."""
 
-    def status(_: str) -> Any:
-        """That of a job which may run somewhere else."""
-        at = world.running_until()
-        return None if at is None else SimpleNamespace(state="running", updated_at=at, host="elsewhere", process_id=0)
-
     def wait_for_overtaken(*of: Any) -> None:
         world.rebuild_of().copy.overtake()
         _wait_for_overtaken(*of)
@@ -177,7 +172,7 @@ def rebuild_names(world: World) -> dict[Any, dict[str, Any]]:
     return {
         checkpoint_from_tables.new_checkpoint: {
             "checkpoint_lock": lock_at_once,
-            "known_status": status,
+            "known_status": lambda _: world.status(),
             "_wait_for_overtaken": wait_for_overtaken,
         },
         checkpoint_from_tables.rebuild.destinations: of_broker,

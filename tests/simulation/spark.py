@@ -3,15 +3,16 @@
 It promises what `MicroBatchExecution` does (Structured Streaming's guide, "Fault Tolerance Semantics"): the end of a
 batch is in the offset log before the batch runs; a batch whose end is there and whose commit is not runs again, from
 the same state; the source hears that a batch is committed when the next one's end is in the log. A task that is lost
-runs again; one that the driver takes for lost may go on all the same.
+or fails runs again; one that the driver takes for lost may go on all the same. So a part of a batch is read again, or a
+shard runs again, from the same state, and nothing else of the batch does (`DAGScheduler.handleTaskCompletion`).
 """
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
 import pickle
+import traceback
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from pathlib import Path
@@ -25,11 +26,12 @@ from streaming.operator.processor import Operator
 from streaming.operator.schemas import OUTPUT_SCHEMA
 from streaming.source.reader import SourceReader
 from tests.simulation.faults import Faults
-from tests.simulation.scheduler import Future, Process, Scheduler
+from tests.simulation.scheduler import Future, Process, Scheduler, Task, wait
 
 _OUTPUT = to_arrow_schema(OUTPUT_SCHEMA)
 _COUNTS_AS_LOST_SECONDS = (0.1, 3.0, 12.0)  # after which the driver starts the task of an executor again
 _SOON_BACK = 0.3  # of the executors that are cut off
+_MOST_FAILURES = 4  # of a task: `spark.task.maxFailures`
 _SNAPSHOT_BATCHES = 10  # each tenth batch has its whole state, the others what they change
 
 
@@ -149,11 +151,10 @@ class Query:
         self._point("planned")
 
         def run() -> list[Any]:
-            rows: dict[int, list[Any]] = {key: [] for key in self._keys}
-            for part in parts:
-                for batch in self._reader.read(part):
-                    for key, kind, body in zip(*(batch[name].to_pylist() for name in batch.schema.names), strict=True):
-                        rows[key].append(SimpleNamespace(kind=kind, body=body))
+            rows = self._read(parts)
+            if self._faults.is_now("parts read again"):  # the executor was lost that had what was read
+                self._point("read")
+                assert self._read(parts) == rows, f"batch {number} has other input when it is read again"
             return [row for key in self._keys for row in self._run_shard(number, key, rows[key])]
 
         self._sink(Batch(run), number)
@@ -164,6 +165,15 @@ class Query:
             for file in (self._folder / part).iterdir():
                 if int(file.name.partition(".")[0].partition("-")[0]) < number - 20:
                     file.unlink()
+
+    def _read(self, parts: list[Any]) -> dict[int, list[Any]]:
+        """Reads the input of a batch; returns the rows of each shard."""
+        rows: dict[int, list[Any]] = {key: [] for key in self._keys}
+        for part in parts:
+            for batch in self._reader.read(part):
+                for key, kind, body in zip(*(batch[name].to_pylist() for name in batch.schema.names), strict=True):
+                    rows[key].append(SimpleNamespace(kind=kind, body=body))
+        return rows
 
     def _run_shard(self, number: int, key: int, rows: list[Any]) -> list[Any]:
         before = self._state(number - 1, key)
@@ -222,17 +232,22 @@ def _told(rows: list[Any]) -> list[Any]:
 
 
 class Context:
-    """Stands in for `SparkSession` and `SparkContext` where releases are sent: tasks run in the thread that asks.
+    """Stands in for `SparkSession` and `SparkContext` where releases are sent: tasks run one after another.
 
-    On a cluster the driver may lose an executor, and starts its task again on another one (`spark.task.maxFailures`):
-    `TaskContext.attemptNumber` is 1 there. What comes from an executor before it counts as lost is the task's result.
-    What comes later is dropped (`TaskSchedulerImpl.statusUpdate`: "its executor has been marked as failed").
+    A task that fails, or whose process ends, runs again, alone, up to four times (`spark.task.maxFailures`): its
+    `TaskContext.attemptNumber` says how often it has failed. Then the job fails, with the last error's text. On a
+    cluster the driver may lose an executor, and starts its task again on another one. What comes from an executor
+    before it counts as lost is the task's result. What comes later is dropped (`TaskSchedulerImpl.statusUpdate`:
+    "its executor has been marked as failed").
 
     Args:
         scheduler: of the simulation.
         faults: that fall on tasks.
         begin_executor: makes a process for a task that the driver loses, and that goes on.
-        begin_on_cluster: makes one on another machine, for an attempt of a task; None: the master is local.
+        begin_worker: makes one that is killed.
+        begin_on_cluster: makes one on another machine, for an attempt of a task, which is cut off, or not; None: the
+            master is local.
+        attempts: gets the number of each attempt that runs, by its thread.
     """
 
     def __init__(
@@ -240,11 +255,13 @@ class Context:
         scheduler: Scheduler,
         faults: Faults,
         begin_executor: Callable[[], Process],
-        begin_on_cluster: Callable[[int], Process] | None = None,
+        begin_worker: Callable[[], Process],
+        begin_on_cluster: Callable[[int, bool], Process] | None,
+        attempts: dict[Task | None, int],
     ) -> None:
         self.sparkContext = self
         self._scheduler, self._faults, self._begin_executor = scheduler, faults, begin_executor
-        self._begin_on_cluster = begin_on_cluster
+        self._begin_worker, self._begin_on_cluster, self._attempts = begin_worker, begin_on_cluster, attempts
 
     def setLocalProperty(self, name: str, value: str) -> None:
         pass
@@ -256,7 +273,7 @@ class Context:
         return Tasks(self, list(items), tasks)
 
     def run(self, work: Callable[[Iterable[Any]], Iterator[Any]], items: list[Any]) -> list[Any]:
-        """Runs a task; raises where the driver loses it."""
+        """Runs a task; raises where the driver loses it, and where it has failed too often."""
         if self._faults.is_now("task lost before"):
             raise LostTaskError("a task was lost before it did anything")
         if self._faults.is_now("task goes on"):
@@ -264,47 +281,74 @@ class Context:
             self._scheduler.start(executor, "task", partial(_run_unheard, work, items))
             self._scheduler.wait(self._scheduler.random.choice([0.0, 0.1, 3.0]))
             raise LostTaskError("a task was lost, and goes on")
-        if self._begin_on_cluster is not None and self._faults.is_now("executor cut off"):
-            return self._run_twice(self._begin_on_cluster, work, items)
-        result = list(work(iter(items)))
+        result = self._run_attempts(work, items)
         if self._faults.is_now("task lost after"):
             raise LostTaskError("a task was lost after it had done all")
         return result
 
-    def _run_twice(
+    def _run_attempts(self, work: Callable[[Iterable[Any]], Iterator[Any]], items: list[Any]) -> list[Any]:
+        why = ""
+        for attempt in range(_MOST_FAILURES):
+            try:
+                return self._run_attempt(attempt, work, items)
+            except Exception:
+                why = traceback.format_exc()
+        raise LostTaskError(f"a task failed {_MOST_FAILURES} times, last: {why}")
+
+    def _run_attempt(self, attempt: int, work: Callable[[Iterable[Any]], Iterator[Any]], items: list[Any]) -> list[Any]:
+        if self._begin_on_cluster is not None:
+            is_cut_off = self._faults.is_now("executor cut off")
+            if is_cut_off or attempt:
+                executor = self._begin_on_cluster(attempt, is_cut_off)
+                return self._run_in(executor, attempt, is_cut_off, work, items)
+        elif self._faults.is_now("worker killed"):
+            return self._run_in(self._begin_worker(), attempt, False, work, items)
+        return self._run_as(attempt, work, items)
+
+    def _run_in(
         self,
-        begin: Callable[[int], Process],
+        process: Process,
+        attempt: int,
+        is_cut_off: bool,
         work: Callable[[Iterable[Any]], Iterator[Any]],
         items: list[Any],
     ) -> list[Any]:
-        """Runs a task on an executor that is cut off from the driver, and, unless it is back soon, on another one."""
-        seconds = self._scheduler.random.choice(_COUNTS_AS_LOST_SECONDS)
-        is_soon_back = self._scheduler.random.random() < _SOON_BACK
-        _, first = self._begin_attempt(begin(0), work, items)
-        if is_soon_back:
-            with contextlib.suppress(TimeoutError):
-                return first.result(seconds)
-        else:
-            self._scheduler.wait(seconds)
-        executor, again = self._begin_attempt(begin(1), work, items)
-        while not executor.is_dead:
-            with contextlib.suppress(TimeoutError):
-                return again.result(1.0)
-        raise LostTaskError("a task was lost twice")
-
-    def _begin_attempt(
-        self, executor: Process, work: Callable[[Iterable[Any]], Iterator[Any]], items: list[Any]
-    ) -> tuple[Process, Future[list[Any]]]:
+        """Runs an attempt in another process, until that ends, or counts as lost."""
         result: Future[list[Any]] = Future()
-        self._scheduler.start(executor, "task", partial(_run_for, result, work, items))
-        return executor, result
+        is_soon_back, seconds = True, 1.0
+        if is_cut_off:
+            seconds = self._scheduler.random.choice(_COUNTS_AS_LOST_SECONDS)
+            is_soon_back = self._scheduler.random.random() < _SOON_BACK
+        self._scheduler.start(process, "task", partial(self._run_for, result, attempt, work, items))
+        while True:
+            if is_soon_back:
+                wait([result], seconds)
+            else:
+                self._scheduler.wait(seconds)
+            if is_soon_back and result.done():
+                return result.result()
+            if is_cut_off or process.is_dead:
+                raise LostTaskError("an executor was lost")
 
+    def _run_for(
+        self,
+        result: Future[list[Any]],
+        attempt: int,
+        work: Callable[[Iterable[Any]], Iterator[Any]],
+        items: list[Any],
+    ) -> None:
+        try:
+            result.set_result(self._run_as(attempt, work, items))
+        except Exception as error:
+            result.set_exception(error)
 
-def _run_for(result: Future[list[Any]], work: Callable[[Iterable[Any]], Iterator[Any]], items: list[Any]) -> None:
-    try:
-        result.set_result(list(work(iter(items))))
-    except Exception as error:
-        result.set_exception(error)
+    def _run_as(self, attempt: int, work: Callable[[Iterable[Any]], Iterator[Any]], items: list[Any]) -> list[Any]:
+        task = self._scheduler.current
+        self._attempts[task] = attempt
+        try:
+            return list(work(iter(items)))
+        finally:
+            del self._attempts[task]
 
 
 def _run_unheard(work: Callable[[Iterable[Any]], Iterator[Any]], items: list[Any]) -> None:

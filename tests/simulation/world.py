@@ -5,8 +5,10 @@ from __future__ import annotations
 import contextlib
 import itertools
 import logging
+import os
 import random
 import shutil
+import socket
 import sys
 import tempfile
 import time
@@ -48,6 +50,7 @@ from broker.protocol.entries import messages_of, open_envelope
 from broker.protocol.session import DisconnectedError
 from conf.errors import DelayLakeError
 from conf.settings import Settings, Subscription, local_path
+from streaming.crash_recovery import GivenUpError
 from streaming.source.watch.source_watch import SourceWatch
 from tests.simulation import scheduler as sim
 from tests.simulation import tables as fake_tables
@@ -69,7 +72,7 @@ from tests.simulation.oracle import Oracle
 from tests.simulation.rebuilding import Rebuild, create_tables, empty_tables, rebuild_names
 from tests.simulation.replicating import Replication
 from tests.simulation.retaining import Maintenance
-from tests.simulation.scheduler import EPOCH_SECONDS, Process, Scheduler
+from tests.simulation.scheduler import EPOCH_SECONDS, Process, Scheduler, Task
 from tests.simulation.source_topics import SourceTopics
 from tests.simulation.spark import StateDamagedError
 from tracker.wire.delaylake_pb2 import ControlOutcome
@@ -92,6 +95,8 @@ _JUMPS_SECONDS = (-20.0, -2.0, -0.3, 0.3, 2.0, 20.0)  # of a machine's clock
 _EXECUTORS_AHEAD_SECONDS = (-3.0, -0.4, 0.0, 0.4, 3.0)  # their clocks
 _STANDS_STILL = 0.4  # of the executors that are cut off, so many do so for a while
 _CUT_OFF_SECONDS = 2.0  # after its driver an executor ends: Spark's `CoarseGrainedExecutorBackend` hears of it
+_WORKER_ENDS_SECONDS = 0.2  # after its driver a Python worker on the same machine does: its daemon's input ends
+_KILLED_AFTER_SECONDS = (0.0, 0.1, 1.0, 3.0)  # workers of tasks
 _CANCELLED_BEFORE_SECONDS = 3.0  # what comes next is cancelled before the first schedule key of its topic comes
 _QUIET_SECONDS = 180.0  # after the last fault, and after all is due, by which nothing may wait any more
 
@@ -236,7 +241,9 @@ class World:
         self.drivers: dict[Process, Process] = {}  # of tasks that go on
         self._of_executors = random.Random(f"executors {plan.seed}")
         self.is_on_cluster = self._of_executors.random() < plan.rates.get("seeds with a cluster", 0.0)
-        self.executors: dict[Process, int] = {}  # of a task, by executor on a cluster
+        self.executors: dict[Process, None] = {}  # processes of single tasks; on a cluster each has a clock of its own
+        self.task_attempts: dict[Task | None, int] = {}  # of a task, by its thread
+        self._of_workers = random.Random(f"workers {plan.seed}")
         self.oracle.rates.are_several_machines = self.is_on_cluster
         self.starts = 0
         self.machines = 1  # that have had the disk with the checkpoint
@@ -253,7 +260,10 @@ class World:
         self.may_refuse = False  # the checkpoint is not as a job has left it: a start may refuse it
         self.kept: Path | None = None  # a copy of the checkpoint
         self.clock_ahead = 0.0  # the clock of the job's machine, seconds
-        self.stopped_at: dict[Process, float] = {}  # jobs that stand still, or did, seconds
+        self.jobs: list[Process] = []  # of this warehouse, in the order of their starts
+        self.failed: set[Process] = set()  # those that have ended by themselves
+        self.stopped_at: dict[Process, float] = {}  # what stands still, or did, seconds
+        self.ended_at: dict[Process, float] = {}
         self.broken: str = ""
         self.is_over = False
         self._looked_at = 0.0
@@ -319,7 +329,8 @@ class World:
 
     def _ahead_millis(self, sender: Process | None) -> int:
         """By how much the clock of a sender is ahead that has one of its own, for good."""
-        return 0 if sender is None or sender not in self.executors else round(sender.ahead_seconds * 1000)
+        is_own = self.is_on_cluster and sender in self.executors
+        return round(sender.ahead_seconds * 1000) if sender is not None and is_own else 0
 
     def _stored_for_good(self, table: str, rows: Any) -> None:
         if table == "outcomes":
@@ -382,7 +393,8 @@ class World:
     def end(self, process: Process) -> None:
         """Kills a process; another start of the job follows after a while. Returns only to others."""
         for executor in [one for one, driver in self.drivers.items() if driver is process]:
-            self.scheduler.after(_CUT_OFF_SECONDS, partial(self.end, executor))
+            seconds = _CUT_OFF_SECONDS if self.is_on_cluster else _WORKER_ENDS_SECONDS
+            self.scheduler.after(seconds, partial(self.end, executor))
             del self.drivers[executor]
         if process is self.job:
             # Another one may have its own copy of the checkpoint, and go on where this one did not fence it off.
@@ -396,6 +408,7 @@ class World:
                 del self.connections[of, _]
                 for link in brokers.links:
                     link.leave()
+        self.ended_at.setdefault(process, self.scheduler.now)
         self.scheduler.kill(process)
 
     def may_hang(self, offset: Path) -> None:
@@ -501,10 +514,27 @@ class World:
         if self.job is not None:
             self.end(self.job)
 
-    def running_until(self) -> int | None:
-        """When a job was last seen to run that may go on, ms since the epoch; None: there is none."""
-        seen = [self.stopped_at[one] if one.is_paused else self.scheduler.now for one in self.others]
-        return round((EPOCH_SECONDS + max(seen)) * 1000) if seen else None
+    def status(self) -> Any:
+        """The job's status, which each job writes as long as it runs; None: there is none.
+
+        Jobs of other machines that have ended are taken for those of this one: a rebuild does not wait for them.
+        """
+
+        def written_at(job: Process) -> float:
+            if job.is_dead:
+                return self.ended_at[job]
+            return self.stopped_at[job] if job.is_paused else self.scheduler.now
+
+        if not self.jobs:
+            return None
+        last = max(reversed(self.jobs), key=written_at)
+        return SimpleNamespace(
+            state="failed" if last in self.failed else "running",
+            updated_at=round((EPOCH_SECONDS + written_at(last)) * 1000),
+            host=socket.gethostname(),
+            process_id=-1 if last.is_dead else os.getpid(),
+            is_on_cluster=self.is_on_cluster,
+        )
 
     def lose_warehouse(self) -> None:
         """The place of the job is gone, with all processes there, the tables and the checkpoint."""
@@ -514,6 +544,7 @@ class World:
             self.end(process)
         self._end_job()
         self.needs_rebuild, self.kept = "", None
+        self.jobs.clear()
         self.settings = self.settings.model_copy(update={"checkpoint": f"file:{self._new_machine()}"})
 
     def rebuild_of(self) -> Rebuild | Maintenance | Backup | Restore | Import:
@@ -557,6 +588,8 @@ class World:
                 what, main = "restore", self._restore
             self.job = process = Process(f"{what} {self.starts}", self.clock_ahead)
             self.trace(f"{process.name} starts")
+            if what == "job":
+                self.jobs.append(process)
             self.scheduler.start(process, "main", partial(main, process))
 
     def _edit_settings(self) -> None:
@@ -644,15 +677,14 @@ class World:
             JobStart(self, process).run()
         except FencedError as error:
             why = str(error)
-        except StateDamagedError as error:
+        except (StateDamagedError, DelayLakeError) as error:
             why = str(error)
-            self._refused(process, why)
-        except DelayLakeError as error:
-            why = str(error)
-            if "delaylake rebuild" in why and self.may_refuse:
-                self._refused(process, why)
-            elif process is self.job:
-                self.break_off(f"{process.name} can't start: {error}")
+            if process is not self.job:
+                pass  # another one has begun meanwhile
+            elif self.may_refuse and (isinstance(error, StateDamagedError) or "delaylake rebuild" in why):
+                self.needs_rebuild = why
+            elif not isinstance(error, GivenUpError) or "delaylake rebuild" in why:
+                self.break_off(f"{process.name} can't go on: {error}")
         except AssertionError as error:
             self.break_off(str(error))
         except NotADirectoryError as error:
@@ -664,12 +696,8 @@ class World:
             if not self.others:  # else another one that writes the same volume has just put this file in its place
                 self.break_off(f"{process.name} has lost a file: {error}")
         self.trace(f"{process.name} ends: {why}")
+        self.failed.add(process)
         self.end(process)
-
-    def _refused(self, process: Process, why: str) -> None:
-        """A job says that it can't go on from its checkpoint."""
-        if process is self.job:
-            self.needs_rebuild = why
 
     def _begin_maintenance(self) -> None:
         """Maintains the tables beside the job, unless somebody does, or a rebuild."""
@@ -769,26 +797,37 @@ class World:
         self.drivers[executor] = self.scheduler.process
         return executor
 
-    def begin_on_cluster(self, attempt: int) -> Process:
-        """Makes an executor on another machine; that of the first attempt does not hear of its driver's end.
+    def begin_worker(self) -> Process:
+        """Makes a process for a task on the job's machine, which is killed."""
+        driver = self.scheduler.process
+        assert driver is not None
+        worker = Process("a worker", driver.ahead_seconds)
+        self.executors[worker] = None
+        self.drivers[worker] = driver
+        seconds = self._of_workers.choice(_KILLED_AFTER_SECONDS)
+        self.trace(f"a worker of {driver.name} is killed after {seconds} s")
+        self.scheduler.after(seconds, partial(self.end, worker))
+        return worker
+
+    def begin_on_cluster(self, attempt: int, is_cut_off: bool) -> Process:
+        """Makes an executor on another machine; one that is cut off does not hear of its driver's end.
 
         For ten minutes an executor does not mind that its driver does not answer (`spark.executor.heartbeat.*`).
         """
         chance = self._of_executors
         executor = Process(f"an executor, attempt {attempt}", chance.choice(_EXECUTORS_AHEAD_SECONDS))
         self.trace(f"{executor.name} begins, {executor.ahead_seconds} s ahead")
-        self.executors[executor] = attempt
+        self.executors[executor] = None
         assert self.scheduler.process is not None
-        if attempt:
+        if not is_cut_off:
             self.drivers[executor] = self.scheduler.process
         elif chance.random() < _STANDS_STILL:
             self.scheduler.after(chance.uniform(0.0, 4.0), partial(self.pause, executor))
         return executor
 
     def task_context(self) -> Any:
-        """What `TaskContext.get` returns to the running process."""
-        process = self.scheduler.process
-        attempt = 0 if process is None else self.executors.get(process, 0)
+        """What `TaskContext.get` returns to the running thread."""
+        attempt = self.task_attempts.get(self.scheduler.current, 0)
         return SimpleNamespace(attemptNumber=lambda: attempt)
 
     def run(self) -> Result:
