@@ -58,7 +58,7 @@ class ComparedPartition:
     missing: int = 0
 
 
-def compare(replicas: pa.Table, known: pa.Table, since: int = 0) -> ComparedPartition:
+def compare(replicas: pa.Table, known: pa.Table, since: int = 0, later: pa.Table | None = None) -> ComparedPartition:
     """Finds the entry after which a topic partition is to be read, so that no entry is left out that the backup lacks.
 
     The backup has all entries up to that one, and perhaps some after it, which come again and are recognized by their
@@ -69,6 +69,8 @@ def compare(replicas: pa.Table, known: pa.Table, since: int = 0) -> ComparedPart
         known: the durable entries of the backup, in their order: old_ledger, old_entry, publish_time, producer_name and
             batch_size.
         since: `missing` counts entries that were published then or later, ms since the epoch.
+        later: entries after those, of which the backup has rows and which come again, with the same columns. The other
+            broker can't tell them apart from others where they were published there. None: there are none.
     """
     n = replicas.num_rows
     if not n:
@@ -78,11 +80,15 @@ def compare(replicas: pa.Table, known: pa.Table, since: int = 0) -> ComparedPart
     rest = np.setdiff1d(np.flatnonzero(~is_told), by_id[0]), np.setdiff1d(np.arange(known.num_rows), by_id[1])
     by_name, unclear = _pairs_by_name(replicas, known, *rest)
     rows, others = (np.concatenate(both) for both in zip(by_id, by_name, strict=True))
+    later = known.slice(0, 0) if later is None else later
+    rest = np.setdiff1d(np.flatnonzero(~is_told), rows), np.arange(later.num_rows)
+    (later_rows, later_others), later_unclear = _pairs_by_name(replicas, later, *rest)
 
     is_known: BoolArray = np.zeros(n, np.bool_)
     is_known[rows] = True
     old: Int64Array = np.array([pc.fill_null(replicas[name], -1).to_numpy() for name in ("old_ledger", "old_entry")])
     old[:, rows] = [int64(known, name)[others] for name in ("old_ledger", "old_entry")]
+    old[:, later_rows] = [int64(later, name)[later_others] for name in ("old_ledger", "old_entry")]
     at, begins = _positions(replicas, "ledger_id", "entry_id"), _positions(replicas, "first_ledger", "first_entry")
     new = np.flatnonzero(~is_known)
     leading = int(new[0]) if len(new) else n
@@ -101,7 +107,9 @@ def compare(replicas: pa.Table, known: pa.Table, since: int = 0) -> ComparedPart
     ids = [*old, int64(replicas, "ledger_id"), int64(replicas, "entry_id")]
     pairs = pa.table([pa.array(column[comes]) for column in ids], schema=PAIRS)
     missing = np.setdiff1d(np.flatnonzero(int64(known, "publish_time") >= since), others)
-    return ComparedPartition(pairs, at[last] if last >= 0 else START, len(rows), len(new), unclear, len(missing))
+    return ComparedPartition(
+        pairs, at[last] if last >= 0 else START, len(rows), len(new), unclear + later_unclear, len(missing)
+    )
 
 
 def _pairs(rows: pa.Table, others: pa.Table, keys: list[str]) -> tuple[Int64Array, Int64Array]:
@@ -226,7 +234,8 @@ def change_broker(
                 replicas = read_replicas(brokers, admin, name, since)
                 on_progress(name, "entries compared", replicas.num_rows)
                 known = _known(tables, route.source, partition, pc.min(replicas["publish_time"]).as_py() or since)
-                found[name] = one = compare(replicas, known, since)
+                later = _later(tables, route.source, partition, known)
+                found[name] = one = compare(replicas, known, since, later)
                 _begin(admin, settings, name, one.read_after, since)
         for name in brokers.partition_names(settings.control.topic):
             _subscribe(brokers, settings, name)
@@ -255,6 +264,13 @@ def _since(tables: Tables, topic: str, partition: int, made_at: int) -> int:
 def _known(tables: Tables, topic: str, partition: int, since: int) -> pa.Table:
     """Returns the backup's entries of a topic partition published since a time, as `known` of `compare`."""
     return tables.query("entries", _SQL("known_entries", topic=topic, partition=partition, since=since))
+
+
+def _later(tables: Tables, topic: str, partition: int, known: pa.Table) -> pa.Table:
+    """Returns the entries after the last known one of which the delayed index has rows, as `later` of `compare`."""
+    last = Position(*(known[name][-1].as_py() for name in ("old_ledger", "old_entry"))) if known.num_rows else START
+    sql = _SQL("later_entries", topic=topic, partition=partition, ledger=last.ledger_id, entry=last.entry_id)
+    return tables.query("delayed_index", sql)
 
 
 def _subscribe(brokers: Brokers, settings: Settings, name: str) -> None:

@@ -147,6 +147,19 @@ def test_an_id_of_a_third_cluster_is_not_taken_for_one_of_the_backup() -> None:
     assert (found.known, found.new, found.pairs.num_rows) == (0, 1, 0)
 
 
+@pytest.mark.parametrize("tells", [False, True])
+def test_what_the_other_broker_published_itself_and_is_sealed_and_not_durable_comes_again_as_the_same(
+    tells: bool,
+) -> None:
+    east, west = Sent(0, "east", 0, "p"), Sent(1, "west", 1, "q")
+    replicas, known = of(History([east, west], [east, west], durable=1, tells=tells))
+    sealed = table([(7, 1, MINUTE, "west q", 1)], KNOWN)
+    found = compare(replicas, known, later=sealed)
+    assert found.new == 1, "it is read"
+    pairs = [tuple(row.values()) for row in found.pairs.to_pylist()]
+    assert (7, 1, 3, 1) in pairs, "by the id with which it comes"
+
+
 def test_what_is_not_clear_counts_as_new() -> None:
     one = (0, Position(3, 0), 4, None)
     assert compare(replicas_of(one), known_of((0, 4))).known == 1
