@@ -435,6 +435,18 @@ class Accounts:
         naming = self._naming.get(entry_of(position), []) + self._naming.get(self._key_of.get(position, ""), [])
         return all(one is command for one in naming)
 
+    def positions_of(self, entry: str) -> list[str]:
+        """The messages of an entry that are neither rejected nor recur."""
+        return self._by_entry.get(entry, [])
+
+    def is_shaped(self, name: str) -> bool:
+        """Whether a subscription has a rate or windows."""
+        return name in self._shaped
+
+    def is_unanswered(self, position: str, name: str) -> bool:
+        """Whether a command names a message, and is not answered yet."""
+        return any(True for _ in self._unanswered(position, name))
+
     def _unanswered(self, position: str, name: str) -> Iterator[Command]:
         entry, index = entry_of(position), int(position.rpartition(":")[2])
         for command in [*self._naming[entry], *self._naming.get(self._key_of.get(position, ""), ())]:

@@ -1,9 +1,8 @@
 """Backups in a simulation, and what is restored of one: the real code, on real Delta tables in two places.
 
-The warehouse that is backed up is made of the tables in memory. Before a backup opens one of its tables that gets what
-has been committed meanwhile; so the job goes on between the tables as it does beside a real backup. In half of the
-seeds the place of the backup stands for object storage, which two machines write without a lock between them: a commit
-there is put if absent ("Delta Log Entries" in Delta's PROTOCOL.md), as it is in a folder.
+The warehouse that is backed up is made of the tables in memory (`live_tables.py`). In half of the seeds the place of
+the backup stands for object storage, which two machines write without a lock between them: a commit there is put if
+absent ("Delta Log Entries" in Delta's PROTOCOL.md), as it is in a folder.
 
 What this does not have: a loss of power at the backup's machine, and files that the warehouse deletes meanwhile.
 """
@@ -12,14 +11,11 @@ from __future__ import annotations
 
 import contextlib
 import random
-import shutil
-import tempfile
 import time
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import deltalake
 import filelock._api
 import pyarrow as pa
 
@@ -30,7 +26,8 @@ from checkpoint_from_tables.new_checkpoint import rebuild_checkpoint
 from checkpoint_from_tables.rebuild.context import Reports
 from tests.simulation import tables as fake_tables
 from tests.simulation.broker import Admin
-from tests.simulation.rebuilding import empty_tables, sorted_rows
+from tests.simulation.live_tables import LiveTables, Place
+from tests.simulation.rebuilding import sorted_rows
 from tests.simulation.scheduler import STAND_INS, Process
 from warehouse.backup.copying import BackupError, back_up
 from warehouse.backup.marker import read_marker
@@ -42,60 +39,6 @@ if TYPE_CHECKING:
     from tests.simulation.world import World
 
 _lock_of_folder = warehouse.backup.copying._alone
-
-
-class _Place:
-    """A folder of Delta tables, as `Copy` has them: what is committed there is a side effect."""
-
-    def __init__(self, world: World, what: str) -> None:
-        self._world, self._what = world, what
-        self.folder = Path(tempfile.mkdtemp(prefix="delaylake-backup-", dir="/dev/shm"))
-
-    @property
-    def uri(self) -> str:
-        return f"file:{self.folder}"
-
-    def committed(self, uri: str) -> None:
-        self._world.point(f"{self._what}: {Path(uri).name} is written")
-
-    def overtake(self) -> None:
-        pass  # nobody else is here
-
-    def remove(self) -> None:
-        shutil.rmtree(self.folder, ignore_errors=True)
-
-
-class _Source(_Place):
-    """The warehouse, as Delta tables that have what those in memory had when they were last brought up to date."""
-
-    def __init__(self, world: World) -> None:
-        super().__init__(world, "warehouse")
-        shutil.copytree(empty_tables(), self.folder, dirs_exist_ok=True)
-        self._brought: dict[str, list[fake_tables.Commit]] = {name: [] for name in world.logs}
-
-    def bring(self, name: str) -> None:
-        log, before = self._world.logs[name], self._brought[name]
-        n = len(before)
-        if len(log.commits) == n and all(map(_is_same, log.commits, before)):
-            return
-        new = log.commits[n:]
-        is_longer = all(map(_is_same, log.commits, before)) and not any(commit.replaces for commit in new)
-        if is_longer:
-            parts = [commit.rows for commit in new if commit.rows is not None]
-            rows = pa.concat_tables(parts) if parts else log.schema.empty_table()
-        else:  # a power loss has taken some of them, or rows were deleted
-            rows = log.rows(log.newest)
-        numbers = log.transactions(log.newest)
-        properties = deltalake.CommitProperties(
-            app_transactions=[deltalake.Transaction(app, number) for app, number in numbers.items()]
-        )
-        mode = "append" if is_longer else "overwrite"
-        deltalake.write_deltalake(open_table(self.uri, name), rows, mode=mode, commit_properties=properties)  # type: ignore[call-overload]
-        self._brought[name] = [*log.commits]
-
-
-def _is_same(one: fake_tables.Commit, other: fake_tables.Commit) -> bool:
-    return one is other
 
 
 class Backups:
@@ -115,9 +58,9 @@ class Backups:
         self.has_lock = chance.random() < 0.5
         self.is_lost = False
         self.n_restored = self._n = 0
-        self._places: list[_Place] = []
-        self.source: _Source | None = None
-        self.target: _Place | None = None
+        self._places: list[Place] = []
+        self.source: LiveTables | None = None
+        self.target: Place | None = None
         self._restored: set[Path] = set()
         self._is_refused = False  # a backup to the newest place, which was restored: there is to be another one
 
@@ -126,7 +69,7 @@ class Backups:
         world = self._world
         if self.source is None or self._is_refused:
             self._is_refused = False
-            self.source, self.target = _Source(world), _Place(world, "backup")
+            self.source, self.target = LiveTables(world), Place(world, "backup")
             self._places += [self.source, self.target]
         self._n += 1
         process = Process(f"backup {self._n}")
@@ -185,7 +128,7 @@ class Backups:
 
     def _short(self, text: str) -> str:
         for place in self._places:
-            text = text.replace(str(place.folder), f"the {place._what}")
+            text = text.replace(str(place.folder), f"the {place.what}")
         return text
 
 
@@ -196,7 +139,7 @@ def _nobody_hears(name: str, rows: pa.Table) -> None:
 class Backup:
     """A run of a backup."""
 
-    def __init__(self, target: _Place) -> None:
+    def __init__(self, target: Place) -> None:
         self.copy = target
 
 

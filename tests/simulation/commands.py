@@ -10,6 +10,7 @@ from conf.settings import Settings
 from tests.simulation.accounts import Command
 from tests.simulation.broker import Cluster, as_replicated
 from tests.simulation.expected import entry_of
+from tests.simulation.filtering import Asked, named_by
 from tests.simulation.load import SCHEDULE_KEYS
 from tests.simulation.oracle import Oracle
 from tests.simulation.replicating import ELSEWHERE
@@ -25,6 +26,7 @@ _MOST_RETRIES = 3  # of a message; after more it is a dead letter
 _AT_ONCE = 0.06  # so many entries are named by a command when they are published
 _CANCELLED_NEXT = 12  # entries
 _BY_FILTER = 0.06  # so many commands are for all that match a filter
+_BY_OWN_FILTER = 0.15  # likewise, where the service finds what matches
 _SURELY_WAITS_MILLIS = 9_000  # before it is due nothing is dispatched then
 _DELAYS_MILLIS = (0, 500, 3_000, 9_000, 25_000)
 
@@ -56,6 +58,7 @@ class Operators:
         self._topic_of = {s.name: route.source for route in settings.routes for s in route.subscriptions}
         self._sent: list[tuple[Command, ControlCommand]] = []
         self._retries: dict[tuple[str, str], int] = {}
+        self.by_filter: Callable[[Asked], None] | None = None  # else the accounts say what matches
         self.last_due = 0
         self.share_elsewhere = 0.0  # of the commands, so many are sent in another cluster
         if per_second:
@@ -84,7 +87,8 @@ class Operators:
     def _ask_one(self, operation: str) -> None:
         chance, now = self._random, self._now()
         name = chance.choice(sorted(self._topic_of))
-        if random.Random(f"{self._name} filter {self._n_asked}").random() < _BY_FILTER:
+        most = _BY_FILTER if self.by_filter is None else _BY_OWN_FILTER
+        if random.Random(f"{self._name} filter {self._n_asked}").random() < most:
             self._ask_by_filter(name)
             return
         if operation == "AGAIN":
@@ -145,6 +149,14 @@ class Operators:
         operation = chance.choice(["CANCEL", "SKIP", "RESCHEDULE", "POSTPONE", "RESTORE"])
         key, since = chance.choice(["", "x", "y"]), now + chance.choice([-60_000, 0, _SURELY_WAITS_MILLIS])
         until = since + chance.choice([10_000, 60_000])
+        value = chance.choice([700, 5_000, 20_000]) + (0 if operation == "POSTPONE" else now)
+        if self.by_filter is not None:
+            own = random.Random(f"{self._name} own filter {self._n_asked}")
+            if own.random() < 0.6:
+                since = until = 0
+                key = own.choice(["", "x", "y", "y"])
+            self.by_filter(Asked(operation, self._topic_of[name], name, key, since, until, value))
+            return
         matching = [
             position
             for (position, of_name), account in self._accounts.accounts.items()
@@ -158,8 +170,30 @@ class Operators:
         else:
             named = [(entry_of(position), int(position.rpartition(":")[2])) for position in matching]
         if named:
-            value = chance.choice([700, 5_000, 20_000]) + (0 if operation == "POSTPONE" else now)
             self._send(operation, named, {name}, value, sums_up=True)
+
+    def send_made(self, message: ControlCommand) -> None:
+        """Publishes a command that the service has made of a filter."""
+        kind = message.WhichOneof("operation")
+        named = named_by(message)
+        value = 0
+        if kind in ("cancel", "cancels"):
+            kind = "cancel"
+            value = min(one.deliver_at for one in [*message.cancels.messages, message.cancel] if one.deliver_at)
+        elif kind == "reschedule":
+            value = message.reschedule.deliver_at
+        elif kind == "postpone":
+            value = message.postpone.by_millis
+        names = frozenset(message.subscriptions)
+        command = Command(
+            message.request_id, kind.upper(), message.topic, named, names, value, self._now(), sums_up=message.sum_up
+        )
+        self.last_due = max(self.last_due, self._now() + 60_000)
+        self._accounts.add_command(command)
+        self._sent.append((command, message))
+        what = " ".join(f"{entry}:{index}" for entry, index in named)
+        self._trace(f"asks {command.id} {command.operation} {what} of {','.join(sorted(names))}, {value}")
+        self._publish(message)
 
     def published(self, topic: str, position: str) -> None:
         """A message is in a source topic: somebody may name it at once, when the job may not have it yet."""

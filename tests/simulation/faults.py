@@ -48,6 +48,7 @@ USUAL_RATES: Mapping[str, float] = {
     "import": 0.04,
     "other system ends": 0.01,
     "seeds with imports": 0.12,
+    "seeds with filters": 0.3,
     "seeds with a long pause": 0.1,
     "rebuilt elsewhere": 0.003,
     "replication stands still": 0.002,

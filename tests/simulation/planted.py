@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 from unittest import mock
@@ -15,6 +15,7 @@ import pyarrow as pa
 
 import streaming.source.reader
 import warehouse.delta.commits
+from admin.control import bulk
 from broker.position import Position
 from broker.protocol.building import Chunks
 from broker.protocol.chunks import ChunkAssembler, Whole
@@ -76,9 +77,11 @@ from tracker.shaping.token_bucket import OpenTime
 from tracker.shard import Shard
 from warehouse import unseen_entries
 from warehouse.delta.fencing import PauseWatch
+from warehouse.delta.snapshot import Snapshot
 from warehouse.delta.tables import Tables
 from warehouse.maintenance.retention import Retention
-from warehouse.queries import drained_rows
+from warehouse.named_queries import Sql
+from warehouse.queries import drained_rows, pending_rows
 from warehouse.queries.index_rows import read_light_segment
 from warehouse.routes.known_routes import KnownRoutes
 
@@ -748,6 +751,15 @@ def _commands_of_other_clusters_left_out() -> Planted:
     return _after(Receivers, "_acceptance", accept)
 
 
+def _a_filter_names_what_was_delivered() -> Planted:
+    original = Snapshot.__init__
+
+    def opened(self: Snapshot, warehouse: str, versions: Mapping[str, int | None]) -> None:
+        original(self, warehouse, {name: 0 if name == "deliveries" else at for name, at in versions.items()})
+
+    return mock.patch.object(Snapshot, "__init__", opened)
+
+
 PLANTED: dict[str, Callable[[], Planted]] = {
     "the epoch is not checked before a commit": _epoch_not_checked,
     "nor before anything is sent": _sent_without_a_look_at_the_epoch,
@@ -851,6 +863,13 @@ PLANTED: dict[str, Callable[[], Planted]] = {
     ),
     "what was sent in another cluster is left out, commands too": _commands_of_other_clusters_left_out,
     "the rows of a part depend on when it is read": _parts_depend_on_when_they_are_read,
+    "a filter names what was delivered": _a_filter_names_what_was_delivered,
+    "a filter names what was cancelled": lambda: mock.patch.object(
+        pending_rows, "is_cancelled", return_value=Sql("FALSE")
+    ),
+    "a filter leaves the last message out": lambda: _after(
+        bulk, "matching", lambda rows, *_: rows.slice(0, max(0, rows.num_rows - 1))
+    ),
     "nobody tries a destination again": lambda: mock.patch.object(UnwritableRetries, "_look_after", _nothing),
     "what is skipped in a source topic is not named": lambda: mock.patch.object(SourceWatch, "_add", _nothing),
     "what is trimmed beside entries that are there is not counted": lambda: mock.patch.object(
@@ -902,6 +921,7 @@ RATES: dict[str, dict[str, float]] = {
     "a subscription that is named again stays out": {"route edited": 1.0, "crash": 0.006},
     "a subscription has the number of its place in the settings": {"route edited": 0.5, "crash": 0.015},
     "retention deletes what waits": {"maintenance": 0.2},
+    **{name: {"seeds with filters": 1.0, "maintenance": 0.0} for name in PLANTED if name.startswith("a filter ")},
     "what is sent in part counts as sent": {"unload": 0.06},
     "chunks are sent again under one UUID": {"connection lost": 0.03},
     "releases of a key do not wait for each other": _IN_ORDER,

@@ -82,7 +82,7 @@ class Schedules:
             return
         require(number not in one.skipped, f"{what}, which was skipped")
         one.came.add(number)
-        if self._accounts.operations_for(arrival.position) & {"RESCHEDULE", "RESTORE"}:
+        if self._accounts.operations_for(arrival.position) & {"RESCHEDULE", "POSTPONE", "RESTORE"}:
             return
         due = one.time_of(number)
         early = due - now - self._accounts.ahead_millis
@@ -119,7 +119,7 @@ class Schedules:
                 command = self._accounts.commands.get(row["request_id"])  # a rebuild tells of pauses under its own ids
                 if command is not None and self._last_resume.get((position, name), -1) < command.sent_at:
                     one.paused_at = row["applied_at"]
-            case "RESUME_SCHEDULE" | "RESCHEDULE":
+            case "RESUME_SCHEDULE" | "RESCHEDULE" | "POSTPONE":
                 pass
             case _:
                 raise BrokenGuaranteeError(what)

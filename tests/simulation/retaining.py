@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 
 from conf.settings import Settings
 from tests.simulation import tables as fake_tables
-from tests.simulation.accounts import require
+from tests.simulation.accounts import Pair, require
 from tests.simulation.rebuilding import Copy
 from tests.simulation.scheduler import wall_seconds
 from warehouse.delta.fencing import EPOCH, FencedError
@@ -103,9 +103,21 @@ class Maintenance:
             listing.read_on()
 
 
-def _messages(deliveries: pa.Table) -> set[tuple[str, str]]:
+def pairs_of(deliveries: pa.Table) -> set[Pair]:
     """Returns (position, subscription) of each row."""
     return set(zip(deliveries["position"].to_pylist(), deliveries["subscription"].to_pylist(), strict=True))
+
+
+def delivered_for_good(world: World) -> set[Pair]:
+    """Returns what is delivered for whoever reads the tables now.
+
+    What is due later by the reader's clock, which may have been set back, waits for a reader. So does what has just
+    been delivered (docs/rest.md): the rows of its batch are not written yet.
+    """
+    log = world.logs["deliveries"]
+    is_past = pc.field("deliver_at") <= round(wall_seconds() * 1000)
+    is_written = pc.field("batch_id") <= _last_tick(world.logs["delayed_index"])
+    return pairs_of(log.rows(log.newest).filter(is_past & is_written))
 
 
 def _last_tick(index: fake_tables.Log) -> int:
@@ -128,14 +140,10 @@ class _Listing:
                 strict=True,
             )
         }
-        delivered = _messages(deliveries)
+        delivered = pairs_of(deliveries)
         wanted = world.oracle.wanted(topic)
         self._waiting = {(one, name) for one, name in wanted if {(one, None), (one, name)} & indexed} - delivered
-        # What is due later by the reader's clock, which may have been set back, waits for a reader. So does what has
-        # just been delivered (docs/rest.md): the rows of its batch are not written yet.
-        is_past = pc.field("deliver_at") <= round(wall_seconds() * 1000)
-        is_written = pc.field("batch_id") <= _last_tick(world.logs["delayed_index"])
-        self._done = wanted & _messages(deliveries.filter(is_past & is_written))
+        self._done = wanted & delivered_for_good(world)
         self._cursor: str | None = None
         self._is_whole = False
         self._found: list[PendingMessage] = []

@@ -63,6 +63,7 @@ from tests.simulation.commands import Operators
 from tests.simulation.disk import Disk
 from tests.simulation.expected import Arrival
 from tests.simulation.faults import USUAL_RATES, Fault, Faults
+from tests.simulation.filtering import FilteredChange, Filters, filter_names
 from tests.simulation.importing import TOPIC as IMPORTED_TOPIC
 from tests.simulation.importing import Import, OtherSystem, as_imported, import_names
 from tests.simulation.job_start import JobStart
@@ -99,6 +100,10 @@ _WORKER_ENDS_SECONDS = 0.2  # after its driver a Python worker on the same machi
 _KILLED_AFTER_SECONDS = (0.0, 0.1, 1.0, 3.0)  # workers of tasks
 _CANCELLED_BEFORE_SECONDS = 3.0  # what comes next is cancelled before the first schedule key of its topic comes
 _QUIET_SECONDS = 180.0  # after the last fault, and after all is due, by which nothing may wait any more
+
+
+# What a process does on real tables.
+OnRealTables = Rebuild | Maintenance | Backup | Restore | Import | FilteredChange
 
 
 @dataclass(frozen=True)
@@ -251,10 +256,11 @@ class World:
         self._connection_numbers = itertools.count(_FIRST_OWN)
         self.names = itertools.count(1)  # of checkpoints that are made anew
         self.attempts = itertools.count()  # to send a message in chunks
-        self.rebuilds: dict[Process, Rebuild | Maintenance | Backup | Restore | Import] = {}  # that run
+        self.rebuilds: dict[Process, OnRealTables] = {}  # that run
         self.backups = Backups(self)
         self.other_system = OtherSystem(self)
         self.source_topics = SourceTopics(self)
+        self.filters = Filters(self)
         self.needs_rebuild = ""  # why
         self.has_begun = False  # the job has fenced off those before it
         self.may_refuse = False  # the checkpoint is not as a job has left it: a start may refuse it
@@ -540,22 +546,32 @@ class World:
         """The place of the job is gone, with all processes there, the tables and the checkpoint."""
         self.trace("the warehouse is lost")
         self.backups.is_lost = True
-        for process in [*self.others, *self.maintaining(), *self.executors]:
+        for process in [*self.others, *self.maintaining(), *self.filtering(), *self.executors]:
             self.end(process)
         self._end_job()
         self.needs_rebuild, self.kept = "", None
         self.jobs.clear()
         self.settings = self.settings.model_copy(update={"checkpoint": f"file:{self._new_machine()}"})
 
-    def rebuild_of(self) -> Rebuild | Maintenance | Backup | Restore | Import:
+    def rebuild_of(self) -> OnRealTables:
         """What the running process does on real tables."""
         process = self.scheduler.process
         assert process is not None
         return self.rebuilds[process]
 
     def is_rebuilding(self) -> bool:
-        """Whether the running process is a rebuild, maintains the tables, backs them up, or restores them."""
+        """Whether the running process works on real tables."""
         return self.scheduler.process in self.rebuilds
+
+    def is_written_anew(self) -> bool:
+        """Whether somebody rebuilds, imports or restores, or the tables are lost."""
+        return self.backups.is_lost or any(
+            isinstance(one, Rebuild | Import | Restore) for one in self.rebuilds.values()
+        )
+
+    def filtering(self) -> list[Process]:
+        """The processes that find what a filter names."""
+        return [process for process, one in self.rebuilds.items() if isinstance(one, FilteredChange)]
 
     def maintaining(self) -> list[Process]:
         """The processes that maintain the tables."""
@@ -702,7 +718,7 @@ class World:
     def _begin_maintenance(self) -> None:
         """Maintains the tables beside the job, unless somebody does, or a rebuild."""
         is_forced = all(log.forced_to == log.newest for log in self.logs.values())
-        is_alone = all(isinstance(one, Backup) for one in self.rebuilds.values())
+        is_alone = all(isinstance(one, Backup | FilteredChange) for one in self.rebuilds.values())
         if self.job is not None and is_alone and is_forced:
             process = Process("maintenance", self.clock_ahead)
             self.trace("maintenance starts")
@@ -847,6 +863,7 @@ class World:
                     self.scheduler.kill(process)
                 self.backups.remove()
                 self.other_system.remove()
+                self.filters.remove()
                 self.disk.remove()
         return Result(
             self.plan.seed,
@@ -883,6 +900,8 @@ class World:
         producers.on_published = operators.published
         operators.share_elsewhere = self.replication.share_of_commands
         self.replication.begin()
+        if self.filters.are_used:
+            operators.by_filter, self.filters.send = self.filters.begin, operators.send_made
         for topic, at in producers.keys_from.items():
             if at:  # commands wait when its first message with a schedule key comes
                 scheduler.after(at - _CANCELLED_BEFORE_SECONDS, partial(operators.cancel_next, topic))
@@ -1077,6 +1096,7 @@ def _world_names(world: World) -> dict[Any, dict[str, Any]]:
     return {
         **rebuild_names(world),
         **backup_names(world),
+        **filter_names(world),
         broker.protocol.building: {"secrets": SimpleNamespace(token_hex=lambda _: f"{next(world.attempts):016x}")},
         **import_names(world),
         broker.protocol.byte_budget: {"set": sim.OrderedSet},
