@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -129,7 +129,12 @@ def maintain(
         MaintenanceError: a table is missing, or somebody else has removed files at the same time.
         FencedError: somebody else has taken the warehouse over.
     """
-    now = time.time_ns() // 1_000_000 if now is None else now
+    given = now
+
+    def clock() -> int:
+        return time.time_ns() // 1_000_000 if given is None else given
+
+    now = clock()
     dry_run = extent is Extent.NOTHING
     try:
         with lock(settings).acquire(timeout=0):
@@ -142,7 +147,7 @@ def maintain(
                 )
             tables.join()
             retention = None if extent is Extent.MERGES else Retention(settings, tables, now)
-            each = (_Maintenance(settings, tables, name, now, on_progress, engine) for name in names if name in ORDER)
+            each = (_Maintenance(settings, tables, name, clock, on_progress, engine) for name in names if name in ORDER)
             reports = [maintenance.run(retention, dry_run) for maintenance in each]
             if REFUSALS in names and not dry_run and exists(settings.warehouse, REFUSALS):
                 reports.append(_maintain_refusals(settings, tables, now, extent is Extent.MERGES))
@@ -169,12 +174,18 @@ def _size(tables: Tables) -> tuple[int, int]:
 
 class _Maintenance:
     def __init__(
-        self, settings: Settings, tables: Tables, name: str, now: int, on_progress: OnProgress, engine: Engine
+        self,
+        settings: Settings,
+        tables: Tables,
+        name: str,
+        clock: Callable[[], int],
+        on_progress: OnProgress,
+        engine: Engine,
     ) -> None:
         self._settings = settings
         self._tables = tables
         self._name = name
-        self._now = now
+        self._clock = clock
         self._on_progress = on_progress
         self._engine = engine
         self._files = TableFiles(tables, name, settings.tracker.max_indexes_per_bucket_snapshot_segment)
@@ -193,7 +204,8 @@ class _Maintenance:
             self._complete_statistics()
         if retention is not None:
             report.rows_deleted = self._remove(retention, dry_run)
-            report.vacuum_put_off = is_paused(self._settings, self._now)
+            # Not by the time of the start: the machine may have stood still since, and the job with it.
+            report.vacuum_put_off = is_paused(self._settings, self._clock())
             if not report.vacuum_put_off:
                 report.files_vacuumed = self._vacuum(dry_run)
         after = self._files.all()
@@ -208,7 +220,7 @@ class _Maintenance:
         """
         files = [file for file in self._files.all() if file.is_part or file.path in known]
         # Only the delayed index is read by time, and only what comes due.
-        past = self._now if self._name == "delayed_index" else None
+        past = self._clock() if self._name == "delayed_index" else None
         # Half of the allowed overlap, because files will be appended until the next run.
         return plan(files, past, self._settings.tracker.max_num_buckets // 2)
 

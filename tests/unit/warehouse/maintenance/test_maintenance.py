@@ -9,6 +9,7 @@ import multiprocessing.synchronize
 import os
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -205,6 +206,22 @@ def test_old_versions_stay_while_the_job_stands_still(sealed: tuple[Settings, Ta
     maintain(made, now=NOW + DAY - HOUR)
     time.sleep(1.5)
     assert all(report.vacuum_put_off for report in maintain(made, now=NOW + DAY - HOUR))
+    assert content(tables, "delayed_index", version) == before
+
+
+def test_old_versions_stay_where_the_machine_stood_still_with_job_and_maintenance(
+    sealed: tuple[Settings, Tables], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made, tables = sealed
+    tables.create(keep_versions_millis=1000)
+    offsets = tmp_path / "checkpoint" / "query" / "offsets"
+    offsets.mkdir(parents=True)
+    (offsets / "12").write_text("v1\n{}\n" + json.dumps({"now": NOW - 1}))
+    times = itertools.chain([NOW], itertools.repeat(NOW + DAY))
+    clock = SimpleNamespace(time_ns=lambda: next(times) * 1_000_000, monotonic=time.monotonic)
+    monkeypatch.setattr(module, "time", clock)
+    version, before = tables.version("delayed_index"), content(tables, "delayed_index")
+    assert all(report.vacuum_put_off for report in maintain(made))
     assert content(tables, "delayed_index", version) == before
 
 
