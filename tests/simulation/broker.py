@@ -14,6 +14,8 @@ It promises what Pulsar's docs do, and `test_fakes.py` compares with a real one:
 - A topic whose backlog is over its quota loses its producers, and refuses new ones (`producer_exception`).
 - A topic that is deleted with force loses its producers and consumers, and is made anew, empty and with no producer
   known, when it is next used (`allowAutoTopicCreation`).
+- A topic with a publish rate takes what comes, and the broker reads nothing more of its connection until the rate is
+  kept again: whatever else is on the connection waits, too (`PublishRateLimiterImpl`, "Message throttling").
 - A topic that is terminated takes nothing more, and its consumers go on ("Terminate topics" in the admin docs).
 - A ledger that is full is closed, and another one follows (`managedLedgerMaxEntriesPerLedger`). Who skips entries of a
   subscription, or lets them expire, acknowledges them; what was sent before comes all the same. Closed ledgers whose
@@ -36,7 +38,7 @@ from __future__ import annotations
 import itertools
 import random
 import zlib
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -117,6 +119,10 @@ class Topic:
     offline_until: float = 0.0  # until then no broker has it, seconds
     full_until: float = 0.0  # until then its backlog is over its quota, likewise
     is_terminated: bool = False
+    per_second: float = 0.0  # the most messages that are published; 0: any number
+    limited_until: float = 0.0  # until then, seconds
+    tokens: float = 0.0  # so many may be published at once
+    counted_at: float = 0.0  # `tokens` is as of then, seconds
     is_subscribed: bool = False  # somebody has had its durable subscription
     most_in_ledger: int = 0  # entries of a ledger; 0: any number, and entries come without broker entry metadata
     n_trimmed: int = 0  # so many entries, from the first on, are gone
@@ -157,6 +163,7 @@ class Cluster:
         self.most_in_ledger: dict[str, int] = {}  # by topic, as `Topic.most_in_ledger`
         self.links: list[Link] = []
         self.is_up = True
+        self.has_rates = False  # some topics have one, and an acknowledgement is lost with its connection alone
         self.on_stored: Callable[[Topic, Entry], None] = lambda topic, entry: None
         self.on_acknowledged: Callable[[Topic, Position], None] = lambda topic, position: None
         self.names = itertools.count()  # of producers that have none
@@ -243,6 +250,20 @@ class Cluster:
         """The topic's backlog is over its quota for a while."""
         topic.full_until = self.scheduler.now + seconds
         self._end_producers(topic, [*topic.producers])
+
+    def limit(self, topic: Topic, per_second: float, seconds: float) -> None:
+        """The topic has a publish rate for a while."""
+        topic.per_second, topic.limited_until = per_second, self.scheduler.now + seconds
+        topic.tokens, topic.counted_at = per_second, self.scheduler.now
+
+    def throttle(self, topic: Topic, n_messages: int) -> float:
+        """Counts what is published to a topic; returns how long its connection is not read then, seconds."""
+        now = self.scheduler.now
+        if now >= topic.limited_until:
+            return 0.0
+        refilled = topic.tokens + (now - topic.counted_at) * topic.per_second
+        topic.tokens, topic.counted_at = min(refilled, topic.per_second) - n_messages, now
+        return max(0.0, -topic.tokens / topic.per_second)
 
     def is_offline(self, name: str) -> bool:
         return name in self.topics and self.scheduler.now < self.topics[name].offline_until
@@ -376,6 +397,8 @@ class Link:
         self._to_broker = self._to_client = self._scheduler.now  # when the last one comes
         self._answers: list[Future[Any]] = []
         self._is_cut = False  # the broker hears nothing more
+        self._read_from = 0.0  # until then the broker reads nothing, seconds
+        self._unread: deque[Callable[[], None]] = deque()  # what has come meanwhile
         cluster.links.append(self)
 
     def attach(self, one: Any) -> int:
@@ -459,7 +482,25 @@ class Link:
         if self._cluster.faults.is_now("connection lost"):
             self._scheduler.after(0.0, partial(self.cut, DisconnectedError("the connection is lost")))
         self._to_broker = max(self._to_broker + _NEXT_SECONDS, self._scheduler.now + self._latency())
-        self._scheduler.at(self._to_broker, lambda: None if self._is_cut else action())
+        self._scheduler.at(self._to_broker, partial(self._reach_broker, action))
+
+    def _reach_broker(self, action: Callable[[], None]) -> None:
+        if self._is_cut:
+            return
+        if self._unread:
+            self._unread.append(action)
+        elif self._scheduler.now < self._read_from:
+            self._unread.append(action)
+            self._scheduler.at(self._read_from, self._read_on)
+        else:
+            action()
+
+    def _read_on(self) -> None:
+        while self._unread and not self._is_cut:
+            if self._scheduler.now < self._read_from:
+                self._scheduler.at(self._read_from, self._read_on)
+                return
+            self._unread.popleft()()
 
     def _came(self, own_id: int, frame: Frame) -> None:
         """A frame has come to the process."""
@@ -502,6 +543,7 @@ class Link:
         if self._cluster.faults.is_now("unload"):
             self._cluster.unload(topic)
             return
+        self._read_from = self._scheduler.now + self._cluster.throttle(topic, send.n_messages)
         position = self._cluster.store(topic, name, send, data, self._process)
         ledger, entry = (_UNSIGNED, _UNSIGNED) if position is None else position
         receipt = {
@@ -565,7 +607,10 @@ class Link:
         if kind == Command.GET_LAST_MESSAGE_ID:
             return LastMessageId(id={"ledger_id": topic.end.ledger_id, "entry_id": topic.end.entry_id & _UNSIGNED})
         if kind == Command.ACK:
-            if reader is topic.reader and not cluster.faults.is_now("acknowledgement lost"):
+            if reader is topic.reader and cluster.faults.is_now("acknowledgement lost"):
+                if cluster.has_rates:
+                    self.cut(DisconnectedError("the connection is lost"))
+            elif reader is topic.reader:
                 [last] = fields["ids"]
                 cluster.acknowledge(topic, Position(last["ledger_id"], last["entry_id"]))
             return None

@@ -56,6 +56,8 @@ USUAL_RATES: Mapping[str, float] = {
     "seeds with replication": 0.15,
     "source changed": 0.08,
     "seeds with a changed source": 0.25,
+    "publish rate": 0.06,
+    "seeds with publish rates": 0.2,
 }
 
 # By how much more often a fault falls in a seed; what ends processes would else keep the job from doing anything.

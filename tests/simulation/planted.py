@@ -347,6 +347,15 @@ def _made_again_and_taken_for_the_one_before() -> Planted:
     return mock.patch.object(receiver_acknowledgements.Acknowledgements, "was_taken_in", was_taken_in)
 
 
+def _not_taken_by_a_slow_one_counts_as_sent() -> Planted:
+    original = UnwritableRetries.leave
+
+    def leave(self: Any, reasons: Any, remainders: Any, slow: Any = ()) -> None:
+        original(self, {one: why for one, why in reasons.items() if one not in slow}, remainders, slow)
+
+    return mock.patch.object(UnwritableRetries, "leave", leave)
+
+
 def _durable_before_settled() -> Planted:
     original = Clock.next
 
@@ -871,6 +880,7 @@ PLANTED: dict[str, Callable[[], Planted]] = {
         bulk, "matching", lambda rows, *_: rows.slice(0, max(0, rows.num_rows - 1))
     ),
     "nobody tries a destination again": lambda: mock.patch.object(UnwritableRetries, "_look_after", _nothing),
+    "what a slow destination did not take counts as sent": _not_taken_by_a_slow_one_counts_as_sent,
     "what is skipped in a source topic is not named": lambda: mock.patch.object(SourceWatch, "_add", _nothing),
     "what is trimmed beside entries that are there is not counted": lambda: mock.patch.object(
         unseen_entries, "_n_messages", return_value=0
@@ -896,6 +906,7 @@ _CUT_OFF = {"seeds with a cluster": 1.0, "executor cut off": 0.5, **_RARER}
 _CHANGED = {"seeds with a changed source": 1.0, "source changed": 0.15}
 
 RATES: dict[str, dict[str, float]] = {
+    "what a slow destination did not take counts as sent": {"seeds with publish rates": 1.0, "publish rate": 0.2},
     "what is skipped in a source topic is not named": _CHANGED,
     "what is trimmed beside entries that are there is not counted": _CHANGED,
     "a source topic that is made again is taken for the one before": _CHANGED,

@@ -176,7 +176,8 @@ class SourceTopics:
         is_chosen = self._random.random() < world.plan.rates.get("seeds with a changed source", 0.0)
         # What a restored backup lacks is read again from the source: it must still be there.
         others = world.backups.are_made or world.other_system.are_made or world.long_pause.is_made
-        self.are_made = is_chosen and not others
+        # Nor is the topic one that another cluster has, too.
+        self.are_made = is_chosen and not others and not world.replication.is_made
         self._n = 0
 
     def begin(self) -> None:

@@ -20,6 +20,7 @@ import pytest
 import warehouse.delta.commits
 import warehouse.delta.tables
 from broker.client import PulsarError, connect
+from broker.position import START
 from broker.protocol.brokers import Brokers
 from broker.protocol.building import OutgoingEntry, OutgoingMessage, batch_entry, single_entry
 from broker.protocol.wire.pulsar_pb2 import MessageMetadata
@@ -528,6 +529,54 @@ def test_a_topic_that_admins_change_does_in_memory_as_on_pulsar(
         real = _told_by_both(_changed_topic_script, on_pulsar, in_memory, small_ledgers, topic, seed)
     assert any(isinstance(one, str) for one in real) or seed, "it was terminated"
     assert any(isinstance(one, list) and one for one in real)
+
+
+def _throttled_script(brokers: Brokers, other: Brokers, topic: str, act: Any) -> list[Any]:
+    """What two connections are told of a topic that takes ten messages a second when one of them has sent more.
+
+    Returns:
+        whether the other connection is told of the last entry at once; of which entry the sender's own is told.
+    """
+    producer = brokers.produce(topic, "p")
+    act.limit(topic)
+    beside, elsewhere = (one.read(topic, START, max_bytes=1 << 20, max_messages=1_000) for one in (brokers, other))
+    for number in range(30):
+        producer.send(single_entry(OutgoingMessage(number + 1, b"x"), b"p", 1_000))
+    producer.flush()
+    is_there = elsewhere.last_entry().entry_id == 29
+    told = [is_there, beside.last_entry().entry_id]
+    act.wait(lambda: producer.has_arrived)
+    return told
+
+
+class _ThrottlesOnPulsar(_OnPulsar):
+    """Gives a topic a publish rate on a real broker."""
+
+    def limit(self, topic: str) -> None:
+        url = f"{self._broker.settings.admin_url}/admin/v2/{topic.replace('://', '/')}/publishRate"
+        rate = {"publishThrottlingRateInMsg": 10, "publishThrottlingRateInByte": -1}
+        http.post(url, json=rate).raise_for_status()
+        self.wait(lambda: "10," in http.get(url).text)
+
+
+class _ThrottlesInMemory(_InMemory):
+    """The same in a simulated world."""
+
+    def limit(self, topic: str) -> None:
+        self._world.cluster.limit(self._world.cluster.topic(topic), 10.0, 1_000.0)
+
+
+def test_what_comes_after_too_much_for_a_topic_waits_on_its_connection_in_memory_and_on_pulsar(
+    broker: EmbeddedBroker, topic: str
+) -> None:
+    with contextlib.closing(Brokers(broker.settings)) as one, contextlib.closing(Brokers(broker.settings)) as other:
+        real = _throttled_script(one, other, topic, _ThrottlesOnPulsar(broker))
+
+    def script(world: World, process: Process) -> list[Any]:
+        one, other = (SimulatedBrokers(world.cluster, process) for _ in range(2))
+        return _throttled_script(one, other, topic, _ThrottlesInMemory(world))
+
+    assert _told_in_memory(0, script) == real == [False, 29]
 
 
 def _forgetful_script(brokers: Brokers, topic: str, chance: random.Random, act: Any) -> list[Any]:

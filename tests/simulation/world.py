@@ -261,6 +261,8 @@ class World:
         self.other_system = OtherSystem(self)
         self.source_topics = SourceTopics(self)
         self.filters = Filters(self)
+        of_rates = random.Random(f"publish rates {plan.seed}")
+        self.cluster.has_rates = of_rates.random() < plan.rates.get("seeds with publish rates", 0.0)
         self.needs_rebuild = ""  # why
         self.has_begun = False  # the job has fenced off those before it
         self.may_refuse = False  # the checkpoint is not as a job has left it: a start may refuse it
@@ -942,6 +944,17 @@ class World:
         if self.source_topics.are_made:
             self.source_topics.check_end()
 
+    def _limit_destination(self) -> None:
+        """An admin gives a destination a publish rate, for a while."""
+        chance = self.cluster.chance
+        name, rate, seconds = (
+            chance.choice(sorted(self.destinations)),
+            chance.choice([1.0, 4.0]),
+            chance.choice([5.0, 20.0]),
+        )
+        self.trace(f"{name.rpartition('/')[2]} takes {rate} messages a second, for {seconds} s")
+        self.cluster.limit(self.cluster.topic(name), rate, seconds)
+
     def _delete_destination(self, tries: int = 50) -> None:
         """Somebody deletes a destination as soon as the job is not behind for it, unless backups are restored."""
         found = [
@@ -977,6 +990,8 @@ class World:
             )
             self.trace(f"{name.rpartition('/')[2]} is over its quota, for {seconds} s")
             self.cluster.fill(self.cluster.topic(name), seconds)
+        if self.cluster.has_rates and self.faults.is_now("publish rate"):
+            self._limit_destination()
         if self.faults.is_now("destination deleted"):
             self._delete_destination()
         if self.faults.is_now("checkpoint lost"):
