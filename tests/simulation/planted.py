@@ -948,6 +948,19 @@ RATES: dict[str, dict[str, float]] = {
 }
 
 # Not shown to be found. The first needs a line that ends while its producer looks for its broker, and finds it: none
-# did in 13 seeds, seven of them with look-ups that took up to 2 s. `test_producer.py` closes one in that moment. The
-# second was found before more forms of commands were sent, and then not in 27 seeds.
-NOT_FOUND = frozenset({"a producer is opened after its end", "cold schedule keys are forgotten"})
+# did in 18 seeds. `test_producer.py` closes one in that moment. The others were found before more forms of load and of
+# faults came, and then not in a minute of CPU time, 21 to 29 seeds.
+NOT_FOUND = frozenset(
+    {
+        "a producer is opened after its end",
+        "cold schedule keys are forgotten",
+        "offset and input not forced to the disk",
+        "durable before it is confirmed",
+        "who hung in the write of an offset makes its batch",
+        "a rebuild waits for nobody",
+        "a rebuild forgets pauses",
+        "what is late is sent at once",
+        "a subscription that is named again stays out",
+        "what is sent in part counts as sent",
+    }
+)
