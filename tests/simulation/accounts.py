@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -90,6 +90,7 @@ class Command:
         schedule_key: it names the message that waits under this key of its topic.
         n_others: so many other commands, restores, were sent under its request id.
         sums_up: its outcomes are told by numbers.
+        is_lost: it was sent to a broker that is lost, and the backup has not answered it.
     """
 
     id: str
@@ -104,6 +105,7 @@ class Command:
     n_others: int = 0
     n_refused: int = 0  # of these
     sums_up: bool = False
+    is_lost: bool = False
     answers: dict[tuple[str, int, str], list[str]] = field(default_factory=lambda: defaultdict(list))
     n_told_again: int = 0
     answered_at: int = 0  # the last answer, by the clock of its tick
@@ -150,6 +152,7 @@ class Accounts:
         self._told: Counter[tuple[Any, ...]] = Counter()
         self.results: Counter[str] = Counter()
         self.n_rebuilds = 0
+        self._is_elsewhere = False  # a backup was restored with another broker
         self.forgotten: set[str] = set()  # entries of which rows are deleted that nobody needed
         self.left_out: frozenset[str] = frozenset()  # subscriptions of which another account is kept
         self._told_again: Counter[tuple[Any, ...]] = Counter()  # after a rebuild
@@ -272,6 +275,46 @@ class Accounts:
             self._become_unsure(row)
         return lost, new
 
+    def forget(self, position: str) -> None:
+        """A message is lost with its broker, and nothing is to become of it."""
+        of_entry = self._by_entry[entry_of(position)]
+        of_entry[:] = [one for one in of_entry if one != position]
+        for pair in [pair for pair in self.accounts if pair[0] == position]:
+            del self.accounts[pair]
+
+    def restored_elsewhere(
+        self, recorded: Counter[Pair], attempts: Mapping[Pair, set[int]], published_there: set[str]
+    ) -> None:
+        """A backup is the warehouse now, with another broker.
+
+        What had come, and the backup does not know of, comes again. Commands that it has not answered are not known.
+
+        Args:
+            recorded: the number of deliveries that the backup has.
+            attempts: which ones.
+            published_there: entries that were published where the backup is restored. Answers about them may not hold,
+                and what they are about may come twice.
+        """
+        for pair, account in self.accounts.items():
+            del account.came_at[recorded[pair] :]
+            account.attempts = attempts.get(pair, set())
+        self._is_elsewhere = True
+        self.rebuilt()
+        for command in self.commands.values():
+            named = command.named or [("-1:-1", -1)]
+            command.is_lost = not all(
+                command.is_answered(entry, index, name) for entry, index in named for name in command.subscriptions
+            )
+            command.n_sent, command.n_refused = 1, command.n_others * len(command.subscriptions)
+            is_unsure = command.is_lost or command.operation == "RETRY"
+            for position in [p for entry, _ in command.named if is_unsure for p in self._by_entry[entry]]:
+                for account in self.accounts_of(position):
+                    account.is_unsure = account.is_moved = True
+        for (position, _), account in self.accounts.items():
+            if entry_of(position) in published_there and (account.ends_at or self.is_named(position)):
+                account.is_unsure = account.is_moved = True
+                account.n_lost_retries += 1
+
     def _take_back(self, row: dict[str, Any]) -> None:
         """An answer is lost with its table: what it was about is unsure, and the command is to be answered again."""
         self._recorded[self._outcome_key(row)] -= 1
@@ -373,7 +416,11 @@ class Accounts:
 
     def is_gone(self, entry: str) -> bool:
         """Whether outcomes say that nobody gets any message of an entry."""
-        return all(account.is_gone for (position, _), account in self.accounts.items() if entry_of(position) == entry)
+        return all(
+            account.is_gone or (self._is_elsewhere and account.is_unsure)
+            for (position, _), account in self.accounts.items()
+            if entry_of(position) == entry
+        )
 
     def check_end(self) -> None:
         """Nothing waits any more: each message has come as often as it is to, each command is answered."""
@@ -389,7 +436,7 @@ class Accounts:
             for came_at, due in zip(account.came_at, account.times, strict=False):
                 early = due - came_at - self.ahead_millis
                 require(early <= 0, f"{name} has got {position} {early} ms early")
-        for command in self.commands.values():
+        for command in [command for command in self.commands.values() if not command.is_lost]:
             for entry, index in command.named or [("-1:-1", -1)]:
                 for name in sorted(command.subscriptions):
                     is_answered = command.is_answered(entry, index, name)

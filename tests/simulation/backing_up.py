@@ -54,7 +54,9 @@ class Backups:
     def __init__(self, world: World) -> None:
         self._world = world
         chance = random.Random(f"backup of seed {world.plan.seed}")
-        self.are_made = chance.random() < world.plan.rates.get("seeds with backups", 0.0)
+        self.are_made: bool = (
+            chance.random() < world.plan.rates.get("seeds with backups", 0.0) or world.another_place.is_made
+        )
         self.has_lock = chance.random() < 0.5
         self.is_lost = False
         self.n_restored = self._n = 0
@@ -108,7 +110,13 @@ class Backups:
         world, target = self._world, self.target
         assert target is not None
         settings = world.settings.model_copy(update={"warehouse": target.uri})
-        found = rebuild_checkpoint(settings, discards_checkpoint=True, reports=Reports(on_warning=world.trace))
+        found = rebuild_checkpoint(
+            settings,
+            discards_checkpoint=True,
+            reports=Reports(on_warning=world.trace),
+            is_another_broker=world.another_place.is_there,
+        )
+        world.another_place.added = found.get("added_to_ledger_ids", 0)
         self._restored.add(target.folder)
         self.is_lost = False
         self.n_restored += 1

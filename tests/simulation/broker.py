@@ -821,6 +821,9 @@ class Admin:
         name = metadata.producer_name.decode()
         return BrokerEntry(found.n_messages, metadata.publish_time, name, None, {}, False, is_part)
 
+    def skip_all(self, topic: str, subscription: str) -> None:
+        self._reset(topic, len(self._cluster.topic(topic).entries))
+
     def reset_to_entry(self, topic: str, subscription: str, ledger: int, entry: int) -> None:
         entries = self._cluster.topic(topic).entries
         self._reset(topic, sum(one.position < (ledger, entry) for one in entries))

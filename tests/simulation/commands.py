@@ -64,6 +64,11 @@ class Operators:
         if per_second:
             scheduler.after(2.0, self._ask)
 
+    def move(self, cluster: Cluster) -> None:
+        """What they know is lost: they only resume all subscriptions, elsewhere."""
+        self._cluster, self._until = cluster, 0.0
+        self._scheduler.after(1.0, self._ask)
+
     def _now(self) -> int:
         return round((EPOCH_SECONDS + self._scheduler.now) * 1000)
 

@@ -58,6 +58,7 @@ USUAL_RATES: Mapping[str, float] = {
     "seeds with a changed source": 0.25,
     "publish rate": 0.06,
     "seeds with publish rates": 0.2,
+    "seeds with another broker": 0.07,
 }
 
 # By how much more often a fault falls in a seed; what ends processes would else keep the job from doing anything.

@@ -131,7 +131,8 @@ class OtherSystem:
     def __init__(self, world: World) -> None:
         self._world = world
         self._random = random.Random(f"imports {world.plan.seed}")
-        self.are_made = self._random.random() < world.plan.rates.get("seeds with imports", 0.0)
+        is_seed = self._random.random() < world.plan.rates.get("seeds with imports", 0.0)
+        self.are_made: bool = is_seed and not world.another_place.is_made
         [kind] = random.Random(f"imports from {world.plan.seed}").choices([*_KINDS], [*_KINDS.values()])
         self.kind = "system" if world.backups.are_made else kind
         self._items: list[Item] = []
@@ -226,7 +227,7 @@ class Import:
 
     def __init__(self, world: World) -> None:
         self._world = world
-        self.copy = Copy(world.logs, world.oracle.replaced, world.point)
+        self.copy = Copy(world.logs, world.replaced, world.point)
 
     def run(self) -> Imported:
         world = self._world

@@ -105,10 +105,11 @@ class Producers:
         # By topic: what came under request ids, and the first message of each.
         self._requested: dict[str, list[tuple[Expected, str]]] = {source: [] for source in self._routes}
         self.last_due = 0
+        self.is_ended = False
         scheduler.after(1.0, self._publish)
 
     def _publish(self) -> None:
-        if self._scheduler.now > self._until:
+        if self._scheduler.now > self._until or self.is_ended:
             return
         # The next one is drawn before this one: it stays as it is where this one is left out.
         self._scheduler.after(self._random.expovariate(self._per_second), partial(self._publish))
@@ -185,7 +186,8 @@ class Producers:
         if message.key:
             self._bring_together(message, now)
         since_first = self._scheduler.now - self.keys_from[source]
-        if self.keys_from[source] and 0 <= since_first < _FIRST_KEYS_SECONDS and self._own("first keys").random() < 0.5:
+        is_first = 0 <= since_first < _FIRST_KEYS_SECONDS and "keyed" in self._kinds
+        if self.keys_from[source] and is_first and self._own("first keys").random() < 0.5:
             kind = "keyed"
         match kind:
             case "keyed" if self._scheduler.now >= self.keys_from[source]:

@@ -33,7 +33,8 @@ class LongPause:
     def __init__(self, world: World) -> None:
         self._world = world
         chance = random.Random(f"long pause {world.plan.seed}")
-        self.is_made = chance.random() < world.plan.rates.get("seeds with a long pause", 0.0)
+        is_seed = chance.random() < world.plan.rates.get("seeds with a long pause", 0.0)
+        self.is_made: bool = is_seed and not world.another_place.is_made
         self.ends_at = 0.0
         if self.is_made:
             begins_at = chance.uniform(*_BEGINS_SECONDS) * min(1.0, world.plan.seconds / 60)

@@ -14,7 +14,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from tests.simulation.accounts import Accounts, BrokenGuaranteeError
+from tests.simulation.accounts import Accounts, BrokenGuaranteeError, Pair
 from tests.simulation.added import ADDED, Added
 from tests.simulation.expected import Arrival, Chunked, Expected, entry_of
 from tests.simulation.importing import ImportedItems, is_imported
@@ -26,7 +26,7 @@ from tests.simulation.rejected import Rejected
 from tests.simulation.schedule_keys import ScheduleKeys
 from tests.simulation.shaped import Rates, Windows
 from tests.simulation.source_topics import TOPIC, Parcels
-from tracker.wire.delaylake_pb2 import ControlOutcome, Result
+from tracker.wire.delaylake_pb2 import Result
 
 _CONFIRMED_MILLIS = 30_000  # after which what was put aside is not sent again; a second where nothing is slow
 _GIVEN_UP_MILLIS = 90_000  # after which a message whose chunks have not come is none
@@ -53,6 +53,7 @@ class Oracle:
 
     def __post_init__(self) -> None:
         self._deleted: dict[str, set[str]] = defaultdict(set)  # by table: entries whose rows nobody needed any more
+        self._may_come_again: set[Pair] = set()  # delivered before the backup that was restored elsewhere
         self.rejected = Rejected(self.expected)
         self.keys = ScheduleKeys(self.accounts, self.taken_at)
         self.rates = Rates()
@@ -107,6 +108,9 @@ class Oracle:
         if arrival.payload != message.payload:
             raise BrokenGuaranteeError(f"{subscription} has got {position} with another payload")
         self.came[position, subscription] += 1
+        if (position, subscription) in self._may_come_again:
+            self._may_come_again.remove((position, subscription))
+            return
         if subscription == ADDED:
             self.added.arrived(arrival, sender_now)
             return
@@ -123,10 +127,9 @@ class Oracle:
         self.accounts.arrived(arrival, sender_now)
         self.keys.arrived(arrival)
 
-    def told(self, outcome: ControlOutcome) -> None:
+    def told(self, row: Mapping[str, Any]) -> None:
         """An outcome is on the outcome topic."""
-        row = {field.name: getattr(outcome, field.name) for field in outcome.DESCRIPTOR.fields}
-        self.accounts.told(row | {"result": Result.Name(outcome.result)})
+        self.accounts.told({**row, "result": Result.Name(row["result"])})
 
     def replaced(self, table: str, rows: pa.Table) -> None:
         """A rebuild has written a table anew: it has these rows alone."""
@@ -186,6 +189,31 @@ class Oracle:
         self.recorded = Counter()
         self._record_deliveries(tables["deliveries"])
         self.rebuilt()
+
+    def restored_elsewhere(self, tables: Mapping[str, pa.Table], comes: set[str], published_there: set[str]) -> None:
+        """A backup is the warehouse now, with another broker, and has these rows.
+
+        Args:
+            tables: by name.
+            comes: the entries that the other broker has.
+            published_there: those that were published there, and had come to the first broker.
+        """
+        kept = set(comes)
+        for name in ("entries", "delayed_index"):
+            ids = (tables[name][column].to_pylist() for column in ("ledger_id", "entry_id"))
+            kept |= {f"{ledger}:{entry}" for ledger, entry in zip(*ids, strict=True)}
+        for position in [position for position in self.expected if entry_of(position) not in kept]:
+            del self.expected[position]
+            self.accounts.forget(position)
+        self.restored(tables)
+        rows = tables["deliveries"]
+        attempts: dict[Pair, set[int]] = defaultdict(set)
+        for *pair, attempt in zip(*(rows[n].to_pylist() for n in ("position", "subscription", "attempt")), strict=True):
+            attempts[pair[0], pair[1]].add(attempt or 0)
+        self.came = Counter(self.recorded)
+        self._may_come_again = {pair for pair in self.recorded if entry_of(pair[0]) in published_there}
+        self.accounts.restored_elsewhere(self.came, attempts, published_there)
+        self.rejected.restored_elsewhere()
 
     def _record_deliveries(self, rows: pa.Table) -> None:
         for position, name in zip(rows["position"].to_pylist(), rows["subscription"].to_pylist(), strict=True):

@@ -26,6 +26,7 @@ from checkpoint_from_tables.importing import topics
 from checkpoint_from_tables.importing.importer import Importer
 from checkpoint_from_tables.other_systems import importing
 from checkpoint_from_tables.rebuild import changes, rebuild
+from checkpoint_from_tables.restore import another_broker
 from streaming import crash_recovery, start_checks
 from streaming.checkpoint.checkpoint import Checkpoint
 from streaming.checkpoint.offset import Offset
@@ -879,6 +880,12 @@ PLANTED: dict[str, Callable[[], Planted]] = {
     "a filter leaves the last message out": lambda: _after(
         bulk, "matching", lambda rows, *_: rows.slice(0, max(0, rows.num_rows - 1))
     ),
+    "what another broker has published itself is not known": lambda: mock.patch.object(
+        another_broker, "_later", lambda tables, topic, partition, known: known.slice(0, 0)
+    ),
+    "what another broker has is read as new": lambda: mock.patch.object(
+        another_broker, "_pairs", return_value=(np.zeros(0, np.int64), np.zeros(0, np.int64))
+    ),
     "nobody tries a destination again": lambda: mock.patch.object(UnwritableRetries, "_look_after", _nothing),
     "what a slow destination did not take counts as sent": _not_taken_by_a_slow_one_counts_as_sent,
     "what is skipped in a source topic is not named": lambda: mock.patch.object(SourceWatch, "_add", _nothing),
@@ -897,11 +904,13 @@ _PLAIN = {
     "seeds with imports": 0.0,
     "seeds with backups": 0.0,
     "seeds with replication": 0.0,
+    "seeds with another broker": 0.0,
 }
 _IMPORTED = {"seeds with imports": 1.0, "import": 0.2, "crash": 0.01, "other system ends": 0.02}
 _IMPORTED_ALONE = {**_IMPORTED, "seeds with backups": 0.0}
 _IN_ORDER = {"clock jumps": 0.0, "seeds with a cluster": 0.0, **_RARER}
 _RESTORED = {"seeds with backups": 1.0, "backup": 0.08, "warehouse lost": 0.06, **_RARER}
+_ELSEWHERE = {"seeds with another broker": 1.0, "backup": 0.08, "warehouse lost": 0.1}
 _CUT_OFF = {"seeds with a cluster": 1.0, "executor cut off": 0.5, **_RARER}
 _CHANGED = {"seeds with a changed source": 1.0, "source changed": 0.15}
 
@@ -940,6 +949,7 @@ RATES: dict[str, dict[str, float]] = {
     "a producer is opened after its end": {"topic offline": 0.1},
     "a task that Spark runs again has producer names of its own": _CUT_OFF,
     "a task that Spark runs again takes itself for the first": {**_CUT_OFF, "quota exceeded": 0.2},
+    **{name: _ELSEWHERE for name in PLANTED if "another broker" in name},
     **{name: {"seeds with replication": 1.0} for name in PLANTED if "another cluster" in name},
     "nobody tries a destination again": {"topic offline": 0.0, "broker ends": 0.0, "quota exceeded": 0.05},
     "a destination is deleted that has what is not recorded": {"destination deleted": 0.5, "task lost after": 0.3},

@@ -150,7 +150,7 @@ class Rebuild:
 
     def __init__(self, world: World) -> None:
         self._world = world
-        self.copy = Copy(world.logs, world.oracle.replaced, world.point)
+        self.copy = Copy(world.logs, world.replaced, world.point)
 
     def run(self) -> dict[str, int]:
         settings: Settings = self._world.settings.model_copy(update={"warehouse": f"file:{self.copy.folder}"})

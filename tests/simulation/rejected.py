@@ -26,6 +26,7 @@ class Rejected:
         self._put_aside: Counter[str] = Counter()
         self._put_aside_at: dict[str, int] = {}  # the last time, ms since the epoch
         self._answers: dict[str, str] = {}  # by position of a message with a request id
+        self._may_be_again: set[str] = set()  # positions that the table of a restored backup had
         self._may_repeat: set[str] = set()  # positions that the topic had at a rebuild, and the table did not
         self.n_rebuilds = 0
         self.n_repeated = 0  # positions that the topic has twice, as it may
@@ -38,6 +39,9 @@ class Rejected:
         require(message.rejected_for in reason, f"{position} is rejected for {reason}, not {message.rejected_for}")
         require(payload is None or not message.is_left_out, f"{position} is left out, and `rejects` has its payload")
         self._recorded[position] += 1
+        if self._recorded[position] > 1 and position in self._may_be_again:
+            self._may_be_again.remove(position)
+            self._recorded[position] = 1
         require(self._recorded[position] == 1, f"{position} is in `rejects` twice")
 
     def put_aside(self, position: str, now: int) -> None:
@@ -61,6 +65,11 @@ class Rejected:
         """The checkpoint was rebuilt: what comes again, and only the topic has, is put aside again."""
         self.n_rebuilds += 1
         self._may_repeat |= {position for position in self._put_aside if not self._recorded[position]}
+
+    def restored_elsewhere(self) -> None:
+        """A backup is the warehouse now, with another broker: what came in its last minutes is rejected again."""
+        self._may_repeat |= self._put_aside.keys()
+        self._may_be_again = {*self._recorded}
 
     def producers_forgotten(self, since: int) -> None:
         """The broker has forgotten the job's producers: what they have sent since a time may be put aside again."""

@@ -29,7 +29,7 @@ _STEP_SECONDS = (0.005, 0.2)  # from one entry to the next
 _STANDS_STILL_SECONDS = (1.0, 5.0, 20.0)
 _MOST_UNACKNOWLEDGED = 8  # entries
 # What is taken: other kinds depend on which messages came before in the topic.
-_TAKEN_KINDS = {"plain": 0.9, "bad": 0.1}
+TAKEN_KINDS = {"plain": 0.9, "bad": 0.1}
 
 
 class Replicator:
@@ -55,12 +55,13 @@ class Replicator:
         self._on_replicated = on_replicated
         self._chance = random.Random(f"replicator of {topic} {source.faults.seed}")
         self._next = 0  # the index of the entry that is sent next
+        self.is_ended = False
         self._go_on()
 
     @property
     def is_done(self) -> bool:
         """Whether nothing is left to be replicated."""
-        return self._next >= len(self._source.topic(self._topic).entries)
+        return self.is_ended or self._next >= len(self._source.topic(self._topic).entries)
 
     def _go_on(self, seconds: float = 0.0) -> None:
         self._source.scheduler.after(seconds + self._chance.uniform(*_STEP_SECONDS), self._step)
@@ -91,12 +92,14 @@ class Replication:
     def __init__(self, world: World) -> None:
         self._world = world
         chance = random.Random(f"replication {world.plan.seed}")
-        self.is_made = chance.random() < world.plan.rates.get("seeds with replication", 0.0)
-        self.is_taken = not self.is_made or chance.random() < 0.5
-        self._deduplicates = chance.random() < 0.7
+        is_both_ways = world.another_place.is_made
+        self.is_made: bool = chance.random() < world.plan.rates.get("seeds with replication", 0.0) or is_both_ways
+        self.is_taken: bool = chance.random() < 0.5 or not self.is_made or is_both_ways
+        self._deduplicates = chance.random() < 0.7 or is_both_ways
+        self.other = Cluster(world.scheduler, world.faults, ELSEWHERE)
         self._replicators: list[Replicator] = []
         self._producers: Producers | None = None
-        self._sent: dict[str, list[tuple[str, Expected]]] = defaultdict(list)  # by entry there
+        self.sent_there: dict[str, list[tuple[str, Expected]]] = defaultdict(list)  # by entry there
         self.chunks: dict[str, Chunked] = {}  # likewise
         self._chunks_here: dict[int, Chunked] = {}  # by the identity of those there
 
@@ -122,30 +125,39 @@ class Replication:
         world = self._world
         if not self.is_made:
             return
-        other = Cluster(world.scheduler, world.faults, ELSEWHERE)
         self._producers = Producers(
             world.scheduler,
-            other,
+            self.other,
             self,
             world.settings,
             world.plan.seconds,
             world.plan.per_second * _SHARE,
             lambda what: world.trace(f"{ELSEWHERE}: {what}"),
             first=_FIRST,
-            kinds=_TAKEN_KINDS if self.is_taken else KINDS,
+            kinds=TAKEN_KINDS if self.is_taken else KINDS,
             # Of chunks that come again the accounts don't know which ones make the message.
-            in_chunks=IN_CHUNKS if self._deduplicates else 0.0,
+            in_chunks=IN_CHUNKS if self._deduplicates and not world.another_place.is_made else 0.0,
         )
         for route in world.settings.routes:
 
             def came(there: Position, here: Position, topic: str = route.source) -> None:
                 self._came(topic, there, here)
 
-            self._replicators.append(Replicator(other, world.cluster, route.source, self._deduplicates, came))
+            self._replicators.append(Replicator(self.other, world.cluster, route.source, self._deduplicates, came))
+            if world.another_place.is_made:
+                back = Replicator(world.cluster, self.other, route.source, self._deduplicates, lambda there, here: None)
+                self._replicators.append(back)
+
+    def end(self) -> None:
+        """Nothing is replicated any more."""
+        for one in self._replicators:
+            one.is_ended = True
 
     def sent(self, position: str, expected: Expected) -> None:
         """A message is in a source topic elsewhere."""
-        self._sent[entry_of(position)].append((position, expected))
+        self.sent_there[entry_of(position)].append((position, expected))
+        if self._world.another_place.is_restored:
+            self._world.oracle.sent(self._world.another_place.known(position), expected)
 
     def _came(self, topic: str, there: Position, here: Position) -> None:
         """An entry has been replicated."""
@@ -156,7 +168,7 @@ class Replication:
             oracle.chunks[str(here)] = own
             if chunked.last == str(there):
                 own.last = str(here)
-        for position, message in self._sent[str(there)]:
+        for position, message in self.sent_there[str(there)]:
             own_position = position.replace(str(there), str(here), 1)
             own_message = replace(message) if self.is_taken else _left_out(message)
             oracle.sent(own_position, own_message)

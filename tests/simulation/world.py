@@ -56,6 +56,7 @@ from tests.simulation import scheduler as sim
 from tests.simulation import tables as fake_tables
 from tests.simulation.accounts import Accounts, BrokenGuaranteeError
 from tests.simulation.added import ADDED
+from tests.simulation.another_place import AnotherPlace
 from tests.simulation.backing_up import Backup, Backups, Restore, backup_names
 from tests.simulation.broker import MAX_MESSAGE_BYTES, Admin, Client, Cluster, Entry, Link, SimulatedBrokers, Topic
 from tests.simulation.chunked import ChunkedMessages
@@ -67,11 +68,11 @@ from tests.simulation.filtering import FilteredChange, Filters, filter_names
 from tests.simulation.importing import TOPIC as IMPORTED_TOPIC
 from tests.simulation.importing import Import, OtherSystem, as_imported, import_names
 from tests.simulation.job_start import JobStart
-from tests.simulation.load import Producers
+from tests.simulation.load import IN_CHUNKS, KINDS, Producers
 from tests.simulation.long_pause import HOURS, LongPause
 from tests.simulation.oracle import Oracle
 from tests.simulation.rebuilding import Rebuild, create_tables, empty_tables, rebuild_names
-from tests.simulation.replicating import Replication
+from tests.simulation.replicating import TAKEN_KINDS, Replication
 from tests.simulation.retaining import Maintenance
 from tests.simulation.scheduler import EPOCH_SECONDS, Process, Scheduler, Task
 from tests.simulation.source_topics import SourceTopics
@@ -183,6 +184,7 @@ class World:
         self.logs = {name: fake_tables.Log(name, schema) for name, schema in FENCED.items()}
         for log in self.logs.values():
             log.on_forced = self._stored_for_good
+        self.another_place = AnotherPlace(self)
         self.long_pause = LongPause(self)
         self.replication = Replication(self)
         hours = (_HOUR, _HOUR + HOURS) if self.long_pause.is_made else (_HOUR,)
@@ -306,10 +308,10 @@ class World:
                 payload = self.chunked.whole(topic.name, envelope.metadata, envelope.payload, self.scheduler.now)
             for message in messages_of(envelope.metadata, payload) if payload is not None else ():
                 if is_told:
-                    self.oracle.told(ControlOutcome.FromString(message.payload or b""))
+                    self._told(ControlOutcome.FromString(message.payload or b""))
                     continue
                 properties = {one.decode(): value.decode() for one, value in message.properties}
-                position = properties["delaylake.messageId"]
+                position = self.another_place.known(properties["delaylake.messageId"])
                 if is_put_aside:
                     self.trace(f"{position} is put aside: {properties['delaylake.reason']}")
                     if not self.oracle.added.is_given_up(position, properties["delaylake.reason"]):
@@ -335,6 +337,10 @@ class World:
         except BrokenGuaranteeError as error:
             self.break_off(str(error))
 
+    def _told(self, outcome: ControlOutcome) -> None:
+        row = {field.name: getattr(outcome, field.name) for field in outcome.DESCRIPTOR.fields}
+        self.oracle.told(self.another_place.known_row(row))
+
     def _ahead_millis(self, sender: Process | None) -> int:
         """By how much the clock of a sender is ahead that has one of its own, for good."""
         is_own = self.is_on_cluster and sender in self.executors
@@ -345,9 +351,13 @@ class World:
             for row in rows.select(["request_id", "operation", "subscription", "position", "result"]).to_pylist():
                 self.trace("answers " + " ".join(str(value) for value in row.values()))
         try:
-            self.oracle.stored(table, rows)
+            self.oracle.stored(table, self.another_place.known_rows(rows))
         except BrokenGuaranteeError as error:
             self.break_off(str(error))
+
+    def replaced(self, table: str, rows: Any) -> None:
+        """A rebuild has written a table anew."""
+        self.oracle.replaced(table, self.another_place.known_rows(rows))
 
     def _acknowledged(self, topic: Topic, position: Position) -> None:
         self.trace(f"{topic.name.rpartition('/')[2]} is acknowledged to {position}")
@@ -358,7 +368,7 @@ class World:
             new = [e.position for e in topic.entries[topic.n_acknowledged :] if e.position <= position]
             if is_imported:
                 new = [as_imported(one) for one in new]
-            self.oracle.acknowledged_to(str(one) for one in new)
+            self.oracle.acknowledged_to(self.another_place.known(str(one)) for one in new)
         except BrokenGuaranteeError as error:
             self.break_off(str(error))
 
@@ -553,6 +563,10 @@ class World:
         self._end_job()
         self.needs_rebuild, self.kept = "", None
         self.jobs.clear()
+        if self.another_place.is_made:
+            self.trace("so is the broker")
+            self.another_place.lose()
+            self.producers.is_ended = True
         self.settings = self.settings.model_copy(update={"checkpoint": f"file:{self._new_machine()}"})
 
     def rebuild_of(self) -> OnRealTables:
@@ -595,7 +609,7 @@ class World:
             self.has_begun = False
             if self.faults.is_now("settings edited"):
                 self._edit_settings()
-            if self.faults.is_now("route edited"):
+            if self.faults.is_now("route edited") and not self.another_place.is_made:
                 self._edit_route()
             for process in self.maintaining():
                 self.end(process)  # as it ends with the job
@@ -747,7 +761,12 @@ class World:
         try:
             restore.run()
             self.needs_rebuild, self.may_refuse = "", False
-            self.oracle.restored({name: log.rows(log.newest) for name, log in self.logs.items()})
+            tables = {name: log.rows(log.newest) for name, log in self.logs.items()}
+            if self.another_place.is_there:
+                self.another_place.restored(tables)
+                self.operators.move(self.cluster)
+            else:
+                self.oracle.restored(tables)
             self.oracle.added.rebuilt(_has_added(self.settings), self.oracle.now())
             self.other_system.is_wanted |= self.other_system.n_imports > 0  # it may not know what was imported
         except BrokenGuaranteeError as error:
@@ -889,8 +908,19 @@ class World:
         settings = self.settings
         if self.source_topics.are_made:
             self.source_topics.begin()
-        producers = Producers(scheduler, self.cluster, self.oracle, settings, plan.seconds, per_second, self.trace)
-        operators = Operators(
+        is_plain = self.another_place.is_made
+        producers = self.producers = Producers(
+            scheduler,
+            self.cluster,
+            self.oracle,
+            settings,
+            plan.seconds,
+            per_second,
+            self.trace,
+            kinds=TAKEN_KINDS if is_plain else KINDS,
+            in_chunks=0.0 if is_plain else IN_CHUNKS,
+        )
+        operators = self.operators = Operators(
             scheduler,
             self.cluster,
             self.oracle,
@@ -927,6 +957,9 @@ class World:
         return bool(self.broken)
 
     def _n_acknowledged(self) -> int:
+        if self.another_place.is_there:  # where not all have come that it counts
+            sources = [self.cluster.topic(route.source) for route in self.settings.routes]
+            return len(self.oracle.expected) if all(t.n_acknowledged == len(t.entries) for t in sources) else 0
         topics = {message.topic for message in self.oracle.expected.values()}
         return sum(self.cluster.topic(topic).n_acknowledged for topic in topics)
 
@@ -998,7 +1031,7 @@ class World:
             self.lose_checkpoint()
         if not (self.other_system.are_made or self.backups.are_made) and self.faults.is_now("rebuilt elsewhere"):
             self._rebuild_elsewhere()
-        if self.faults.is_now("maintenance"):
+        if self.faults.is_now("maintenance") and not self.another_place.is_there:
             self._begin_maintenance()
         if self.other_system.are_made:
             self.other_system.each_second(round((EPOCH_SECONDS + self.scheduler.now) * 1000))
@@ -1007,10 +1040,11 @@ class World:
                 self.other_system.is_wanted = True
                 self.other_system.n_imports += 1
                 self._end_job()
-        if self.backups.are_made:
+        if self.backups.are_made and not self.another_place.is_there:
             if self.faults.is_now("backup"):
                 self.backups.begin()
-            if not self.backups.is_lost and self.backups.has_one() and self.faults.is_now("warehouse lost"):
+            may_be_lost = not self.backups.is_lost and self.another_place.may_be_lost
+            if may_be_lost and self.backups.has_one() and self.faults.is_now("warehouse lost"):
                 self.lose_warehouse()
         if self.source_topics.are_made:
             self.source_topics.each_second()
@@ -1112,6 +1146,7 @@ def _world_names(world: World) -> dict[Any, dict[str, Any]]:
         **rebuild_names(world),
         **backup_names(world),
         **filter_names(world),
+        **world.another_place.names(),
         broker.protocol.building: {"secrets": SimpleNamespace(token_hex=lambda _: f"{next(world.attempts):016x}")},
         **import_names(world),
         broker.protocol.byte_budget: {"set": sim.OrderedSet},
