@@ -27,21 +27,22 @@ SELECT :key, coalesce(min(batch_index), CASE WHEN max(batch_size) > 1 THEN messa
            AS first_due,
        bool_or(in_table = 'entries') AS is_durable,
        bool_or(in_table = 'delayed_index') AS is_sealed,
-       bool_or(in_table = 'rejects') AS is_rejected
+       bool_or(in_table = 'rejects') AS is_rejected, bool_or(recurs) AS recurs
 FROM (
     SELECT 'entries' AS in_table, topic, partition, ledger_id, entry_id,
            :numbers AS message,
-           CAST(NULL AS INT) AS batch_index, batch_size, CAST(NULL AS BIGINT) AS deliver_at, false AS is_moved
+           CAST(NULL AS INT) AS batch_index, batch_size, CAST(NULL AS BIGINT) AS deliver_at, false AS is_moved,
+           false AS recurs
     FROM entries
     UNION ALL
     SELECT 'delayed_index', topic, partition, ledger_id, entry_id, :message_number, batch_index, NULL, deliver_at,
-           subscription IS NOT NULL
+           subscription IS NOT NULL, occurrence IS NOT NULL
     FROM delayed_index WHERE operation = 'DELAY'
     UNION ALL
-    SELECT 'deliveries', topic, partition, ledger_id, entry_id, :message_number, batch_index, NULL, deliver_at, false
+    SELECT 'deliveries', topic, partition, ledger_id, entry_id, :message_number, batch_index, NULL, deliver_at, false, false
     FROM deliveries
     UNION ALL
-    SELECT 'rejects', topic, partition, ledger_id, entry_id, :message_number, batch_index, NULL, NULL, false
+    SELECT 'rejects', topic, partition, ledger_id, entry_id, :message_number, batch_index, NULL, NULL, false, false
     FROM rejects WHERE :is_rejected
 ) AS seen
 GROUP BY :key
@@ -49,7 +50,8 @@ GROUP BY :key
 -- fates --
 -- For each message and subscription, its state and when it is due. The state of a retried message is that of its last
 -- retry. If that retry was answered in the last batch, the delayed index may not have it yet (is_last). Only `outcomes`
--- has messages that were superseded in the batch that brought them, for all subscriptions.
+-- has messages that were superseded in the batch that brought them, for all subscriptions. A recurring message of which
+-- no occurrence waits is over (is_over). Only `outcomes` has one whose only occurrence was skipped in that batch.
 WITH retried AS (
     SELECT ledger_id, entry_id, message, subscription, max(attempt) AS attempt, max(deliver_at) AS deliver_at,
            max(batch_id) = (SELECT max(batch_id) FROM outcomes) AS is_last
@@ -85,6 +87,7 @@ SELECT m.topic, m.partition, m.ledger_id, m.entry_id, m.message, m.batch_index, 
        coalesce(greatest(t.deliver_at, r.deliver_at), t.deliver_at, r.deliver_at, m.deliver_at) AS deliver_at,
        :is_cancelled AS is_cancelled, u.message IS NOT NULL AS is_superseded, x.message IS NOT NULL AS is_expired,
        t.next_due, d.recurring_until,
+       (coalesce(m.recurs, false) OR o.occurrence IS NOT NULL) AND t.next_due IS NULL AS is_over,
        :last_cancelled >> :sequence_bits AS cancelled_in, coalesce(r.is_last, false) AS is_retried_last
 FROM messages AS m
 JOIN subscriptions AS s ON s.topic = m.topic
@@ -95,6 +98,8 @@ LEFT JOIN delivered AS d ON d.topic = m.topic AND d.partition = m.partition AND 
     AND (r.attempt IS NULL OR d.attempt = r.attempt)
 LEFT JOIN due AS t ON t.topic = m.topic AND t.partition = m.partition AND t.ledger_id = m.ledger_id
     AND t.entry_id = m.entry_id AND t.message = m.message AND t.subscription = s.subscription
+LEFT JOIN occurrences AS o ON o.ledger_id = m.ledger_id AND o.entry_id = m.entry_id
+    AND greatest(o.batch_index, 0) = m.message AND o.subscription = s.subscription
 LEFT JOIN expired AS x ON x.ledger_id = m.ledger_id AND x.entry_id = m.entry_id AND x.message = m.message
     AND x.subscription = s.subscription
 LEFT JOIN superseded AS u ON u.ledger_id = m.ledger_id AND u.entry_id = m.entry_id AND u.message = m.message
@@ -105,7 +110,7 @@ WHERE d.times > 0 OR (s.is_there AND NOT coalesce(t.is_missed, :missed))
 -- A message of a durable entry is nowhere: neither waiting, delivered, cancelled nor rejected.
 SELECT topic, subscription, :position AS position FROM fates
 WHERE is_durable AND NOT is_sealed AND NOT is_rejected AND NOT is_cancelled AND NOT is_superseded AND times = 0
-    AND NOT is_retried_last
+    AND NOT is_retried_last AND NOT is_over
 
 -- doubled --
 -- A message was delivered more than once to a subscription, also to one that is no longer in the settings. Each retry
@@ -129,7 +134,7 @@ WHERE is_cancelled AND times > 0 AND (recurring_until IS NULL OR recurring_until
 -- A message waits although its time is long past.
 SELECT topic, subscription, :position AS position FROM fates
 WHERE is_sealed AND NOT is_cancelled AND topic NOT IN (:missing_topics)
-    AND CASE WHEN times = 0 THEN deliver_at ELSE next_due END < :now - :overdue_millis
+    AND CASE WHEN times = 0 AND NOT is_over THEN deliver_at ELSE next_due END < :now - :overdue_millis
 
 -- last_delivery --
 -- The time against which messages are overdue, so that a stopped job has no overdue ones.
@@ -138,7 +143,7 @@ WHERE is_sealed AND NOT is_cancelled AND topic NOT IN (:missing_topics)
 -- without_route --
 -- A message waits, and the settings have no route for its topic any more.
 SELECT topic, subscription, :position AS position FROM fates
-WHERE is_sealed AND NOT is_cancelled AND NOT is_rejected AND times = 0 AND topic IN (:missing_topics)
+WHERE is_sealed AND NOT is_cancelled AND NOT is_over AND NOT is_rejected AND times = 0 AND topic IN (:missing_topics)
 
 -- reject_delivered --
 -- A message was rejected and delivered.
@@ -159,11 +164,11 @@ SELECT count(*) AS n FROM (:finding) AS wrong
 SELECT topic, subscription,
        count(*) FILTER (WHERE times > 0) AS delivered,
        sum(CASE WHEN recurring_until IS NULL THEN 0 ELSE times END) AS occurrences,
-       count(*) FILTER (WHERE times = 0 AND is_cancelled) AS taken_back,
+       count(*) FILTER (WHERE times = 0 AND (is_cancelled OR is_over AND NOT is_rejected)) AS taken_back,
        count(*) FILTER (WHERE times = 0 AND is_cancelled AND is_superseded) AS superseded,
        count(*) FILTER (WHERE times = 0 AND is_cancelled AND is_expired) AS expired,
        count(*) FILTER (WHERE times = 0 AND NOT is_cancelled AND is_rejected) AS rejected,
-       count(*) FILTER (WHERE times = 0 AND NOT is_cancelled AND NOT is_rejected AND is_sealed) AS pending
+       count(*) FILTER (WHERE times = 0 AND NOT is_cancelled AND NOT is_over AND NOT is_rejected AND is_sealed) AS pending
 FROM fates GROUP BY topic, subscription ORDER BY topic, subscription
 
 -- totals --

@@ -114,6 +114,31 @@ def test_the_audit_tells_occurrences_apart(
     )
 
 
+@pytest.mark.parametrize(("is_sealed", "is_moved"), [(True, True), (True, False), (False, False)])
+def test_to_the_audit_a_schedule_whose_only_occurrence_is_skipped_neither_waits_nor_is_overdue(
+    made: tuple[Settings, Tables], write: Write, is_sealed: bool, is_moved: bool
+) -> None:
+    settings, _ = made
+    if is_sealed:
+        write("delayed_index", row(1, NOW - DAY, properties={"repeatTimes": "1"}))
+    write("entries", {"entry_id": 0, "batch_size": 1})
+    write("deliveries", delivery(1, NOW - DAY, "b"))
+    skip = {"result": "APPLIED", "operation": "SKIP_NEXT", "effect": "CANCEL", "subscription": "a", "occurrence": 1}
+    write("outcomes", {**skip, "deliver_at": NOW - DAY, "sequence": 3 << 20})
+    if is_moved:
+        write("delayed_index", {"operation": "MOVE", "subscription": "a", "sequence": 3 << 20, "deliver_at": NOW - DAY})
+    with (
+        mock.patch("warehouse.audit.broker_comparison.read_broker"),
+        mock.patch("warehouse.audit.broker_comparison.compare") as compare,
+    ):
+        compare.return_value.not_seen = []
+        audit = run_audit(settings, now=NOW)
+    assert not audit.findings
+    of_a, of_b = audit.counts
+    assert [of_a[name] for name in ("delivered", "taken_back", "pending")] == [0, 1, 0]
+    assert [of_b[name] for name in ("delivered", "taken_back", "pending")] == [1, 0, 0]
+
+
 def test_a_schedule_goes_on_whose_producers_clock_was_ahead_of_its_end(
     made: tuple[Settings, Tables], write: Write
 ) -> None:
