@@ -87,8 +87,9 @@ class Attempt:
     generations: Mapping[tuple[str, str], Generation] = field(default_factory=dict)  # by topic and producer's name
     is_first: bool = False  # no attempt was made before; a task that Spark repeats by itself sets it to False
     sent_to: int = 0  # releases of the lane up to this tick may have been sent before, perhaps later ones than these
-    # How much later than planned a subscription's messages are sent, ms; by source topic and subscription's number.
-    put_off: Mapping[tuple[str, int], int] = field(default_factory=dict)
+    # How much later than planned messages are sent, ms: by tick and kind of their release, and by source topic and
+    # subscription's number.
+    put_off: Mapping[tuple[int, int], Mapping[tuple[str, int], int]] = field(default_factory=dict)
     patience_seconds: float = 10.0  # how long the task waits for a broker that does not answer
     pace_file: str = ""  # the file with the rates' buckets, see `Paces`; empty: `put_off` alone slows the task down
     apart: frozenset[Recipient] = (

@@ -204,11 +204,6 @@ def _keys(tables: Iterable[pa.Table]) -> dict[tuple[str, bytes], tuple[int, int]
     return dict(zip(zip(topics, keys, strict=True), zip(first, last, strict=True), strict=True))
 
 
-def shaped_of(releases: Iterable[LaneRelease]) -> dict[tuple[str, int], tuple[int, int]]:
-    """Merges `LaneRelease.shaped` of several releases: the first and the last time at which shaped messages are due."""
-    return _joined(release.shaped for release in releases)
-
-
 def _joined(spans: Iterable[Mapping[tuple[str, int], tuple[int, int]]]) -> dict[tuple[str, int], tuple[int, int]]:
     found: dict[tuple[str, int], tuple[int, int]] = {}
     for one in spans:

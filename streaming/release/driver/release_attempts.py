@@ -46,7 +46,7 @@ class ReleaseAttempts:
         release: which is sent.
         lately_slow: the recipients whose destinations were slow a short while ago.
         slow_seconds: a destination that takes for longer what it is given is slow; 0: none is.
-        put_off: as `Attempt.put_off`.
+        put_off: as `Spacing.put_off` returns it.
         pace_file: as `Attempt.pace_file`.
     """
 
@@ -89,7 +89,7 @@ class ReleaseAttempts:
             generations=generations,
             is_first=self._was_first,
             sent_to=self._release.sent_to,
-            put_off=self._put_off,
+            put_off={self._release.id: self._put_off},
             pace_file=self._pace_file,
             patience_seconds=_PATIENCE_SECONDS,
             apart=self._apart,

@@ -10,7 +10,7 @@ from collections.abc import Callable
 import pyarrow as pa
 
 from streaming.release.attempt import MOST_CONNECTIONS, Attempt, merged, note_arrived, note_done
-from streaming.release.driver.lane_release import Remainder, RemainderResult, shaped_of
+from streaming.release.driver.lane_release import Remainder, RemainderResult
 from streaming.release.driver.release_attempts import refused_of
 from streaming.release.driver.release_records import ReleaseRecords, recipient_conditions
 from streaming.release.driver.run_context import Sending
@@ -77,8 +77,9 @@ class RemainderSender:
             return RemainderResult("stopped")
         checked_at = self._spark_jobs.check_epoch()
         sent_to = max(remainder.release.sent_to for remainder in remainders)
-        shaped = shaped_of(remainder.release for remainder in remainders)
-        put_off = self._spacing.put_off(shaped, time.time_ns() // 1_000_000)
+        now = time.time_ns() // 1_000_000
+        # Each release on its own: one may be hours late, beside others that were just dispatched.
+        put_off = {one.release_id: self._spacing.put_off(one.release.shaped, now) for one in remainders}
         attempt = Attempt(
             only=frozenset({recipient}),
             done=frozenset().union(*(remainder.done for remainder in remainders)),
@@ -96,7 +97,8 @@ class RemainderSender:
                 [one for remainder in remainders for one in remainder.release.assignments], 1, attempt, checked_at
             )
         finally:
-            self._spacing.forget(shaped, put_off)  # each attempt would else come after the one that has failed
+            for one in remainders:  # each attempt would else come after the one that has failed
+                self._spacing.forget(one.release.shaped, put_off[one.release_id])
         failed = [one for s in sent for one in s.failed]
         if failed:
             for remainder in remainders:

@@ -193,8 +193,9 @@ def plan_release(
     destinations.log_dropped()
     if release.batch_millis:
         cut_batches(sends, columns, release.batch_millis, limits)
-    if attempt.put_off:
-        _put_off(sends, columns["topic"], destinations.by_name(attempt.put_off), shaped.get("now", 0))
+    put_off = attempt.put_off.get((assignment.tick, assignment.kind), {})
+    if put_off:
+        _put_off(sends, columns["topic"], destinations.by_name(put_off), shaped.get("now", 0))
     return Plan(
         tick=assignment.tick,
         kind=assignment.kind,
@@ -206,7 +207,7 @@ def plan_release(
         has_held=any(time is not None for time in columns["was_due"]),
         limits=limits,
         unsendable=release.unsendable,
-        is_put_off=bool(attempt.put_off),
+        is_put_off=bool(put_off),
         dropped=dropped,
     )
 

@@ -64,8 +64,9 @@ def plan_release(
     if release.batch_millis:
         of_lines = [limits.get((line.source, line.subscription)) for line in lines]
         cut_batches(sends, lines, release.contents.sizes[sends.row], release.batch_millis, of_lines)
-    if attempt.put_off:
-        _put_off(sends, lines, destinations.by_name(attempt.put_off), shaped.get("now", 0))
+    put_off = attempt.put_off.get((assignment.tick, assignment.kind), {})
+    if put_off:
+        _put_off(sends, lines, destinations.by_name(put_off), shaped.get("now", 0))
     return Plan(
         tick=assignment.tick,
         kind=assignment.kind,
@@ -79,7 +80,7 @@ def plan_release(
         has_held=has_values(release.rows, "was_due"),
         limits=limits,
         order_keys=release.order_keys,
-        is_put_off=bool(attempt.put_off),
+        is_put_off=bool(put_off),
         unsendable=release.unsendable,
         dropped=dropped,
     )

@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
+import threading
+from types import SimpleNamespace
+from unittest import mock
+
+import pytest
+
 from conf.settings import Settings
-from streaming.release.attempt import Assignment, Attempt
-from streaming.release.driver.lane_release import lane_release_of, shaped_of
+from streaming.release.attempt import Assignment, Attempt, SendReport
+from streaming.release.driver import remainder_sender
+from streaming.release.driver.lane_release import Remainder, lane_release_of
 from streaming.release.driver.spacing import Spacing
 from streaming.release.outgoing import delivered
 from streaming.release.task.planning.plan_release import plan_release
@@ -57,9 +64,9 @@ def test_the_plan_sends_as_much_later_and_keeps_sequence_ids_and_batches() -> No
     assert spans(rows) == {(TOPIC, 1): (2_000, 2_040)}  # what was overdue counts from when it was handed out
     assignment = Assignment("app", 0, 9, True, pack(rows))
     job = lane_release_of(9, True, [assignment], 12)
-    assert shaped_of([job, job]) == job.shaped == {(TOPIC, 1): (2_000, 2_040)}
+    assert job.shaped == {(TOPIC, 1): (2_000, 2_040)}
     plain = plan_release(SETTINGS, assignment, Attempt())
-    late = plan_release(SETTINGS, assignment, Attempt(put_off={(TOPIC, 1): 10_000, (TOPIC, 7): 1}))
+    late = plan_release(SETTINGS, assignment, Attempt(put_off={job.id: {(TOPIC, 1): 10_000, (TOPIC, 7): 1}}))
 
     def sent(plan_: object) -> list[tuple[str | None, int]]:
         return [(send.subscription, send.at) for send, _ in by_time([plan_])]  # type: ignore[list-item]
@@ -69,6 +76,37 @@ def test_the_plan_sends_as_much_later_and_keeps_sequence_ids_and_batches() -> No
     assert sent(late)[3:] == [("b", 12_000), ("b", 12_001), ("b", 12_040)]
     for one, other in zip(sends_of(plain), sends_of(late), strict=True):
         assert (one.sequence_id, one.first_id, one.producer) == (other.sequence_id, other.first_id, other.producer)
+
+
+def test_a_remainder_is_not_put_off_by_as_much_as_an_older_one_beside_it_is_late(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    hours = 7 * 3_600_000
+    releases = []
+    for tick, dispatched in ((9, 2_000), (10, 2_000 + hours)):
+        rows = release_rows(
+            messages([(tick, n, dispatched + 20 * n) for n in range(3)]),
+            0b10,
+            SENDING.replace('"now": 2000', f'"now": {dispatched}'),
+        )
+        releases.append(lane_release_of(tick, True, [Assignment("app", 0, tick, True, pack(rows))], 12))
+    attempts: list[Attempt] = []
+
+    def run(assignments: object, tasks: int, attempt: Attempt, checked_at: float) -> list[SendReport]:
+        attempts.append(attempt)
+        return []
+
+    spark_jobs = SimpleNamespace(use_pool=lambda: None, check_epoch=lambda: 0.0, run=run)
+    records = mock.Mock(last_tick=mock.Mock(return_value=-1))
+    monkeypatch.setattr(remainder_sender, "time", mock.Mock(time_ns=lambda: (2_400 + hours) * 1_000_000))
+    names = SimpleNamespace(generations={})
+    sending = SimpleNamespace(spark_jobs=spark_jobs, names=names, spacing=Spacing())
+    sender = remainder_sender.RemainderSender(sending, mock.Mock(), records, mock.Mock(), threading.Event())  # type: ignore[arg-type]
+    sender.send([Remainder(release, (TOPIC, "b")) for release in releases], is_slow=False)
+    [attempt] = attempts
+    plans = [plan_release(SETTINGS, one, attempt) for release in releases for one in release.assignments]
+    begin = 2_600 + hours
+    assert [send.at for send, _ in by_time(plans)] == [begin + n for n in (0, 20, 40, 40, 60, 80)]
 
 
 def test_what_is_open_does_not_count_as_in_flight() -> None:

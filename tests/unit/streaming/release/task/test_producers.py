@@ -59,7 +59,7 @@ def test_what_has_arrived_is_read_from_when_a_message_was_due_however_much_it_is
         return START
 
     monkeypatch.setattr(producers, "before_time", before_time)
-    plan, [line] = lines(tmp_path, Attempt(put_off={(TOPIC, 0): PUT_OFF}))
+    plan, [line] = lines(tmp_path, Attempt(put_off={(1, 1): {(TOPIC, 0): PUT_OFF}}))
     assert plan.sends.at.tolist() == [DUE + PUT_OFF]
     assert line.read_arrived_if_unclear is not None
     line.read_arrived_if_unclear()

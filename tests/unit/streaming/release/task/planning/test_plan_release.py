@@ -225,7 +225,7 @@ def test_overdue_messages_that_are_put_off_to_one_time_go_in_the_order_of_sequen
     rows = with_columns(rows, was_due=pa.array([None, 1_000]))
     sending = json.loads(Offset(routes=known_routes(BEFORE).to_json()).to_tick().sending)
     body = pack(release_rows(rows, 1, json.dumps(sending | {"shaped": {"now": 2_000}})))
-    plan = plan_release(BEFORE, Assignment("app", 0, 1, False, body), Attempt(put_off={(TOPIC, 0): 300}))
+    plan = plan_release(BEFORE, Assignment("app", 0, 1, False, body), Attempt(put_off={(1, 0): {(TOPIC, 0): 300}}))
     pending = by_time([plan])
     assert [(send.sequence_id & 1, send.due) for send, _ in pending] == [(1, 1_400), (0, 1_500)]
     assert all(send.at >= 2_300 for send, _ in pending)

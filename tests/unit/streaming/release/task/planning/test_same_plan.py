@@ -100,7 +100,8 @@ ATTEMPT = st.fixed_dictionaries(
         "skipped": st.frozensets(TARGET, max_size=3),
         "only": st.frozensets(TARGET, min_size=3),
         "put_off": st.dictionaries(
-            st.tuples(st.sampled_from(TOPICS), st.integers(0, 5)), st.sampled_from([0, 3, 1_000])
+            st.tuples(st.integers(1, 3), st.integers(0, 3)),
+            st.dictionaries(st.tuples(st.sampled_from(TOPICS), st.integers(0, 5)), st.sampled_from([0, 3, 1_000])),
         ),
     },
 )
