@@ -59,6 +59,7 @@ USUAL_RATES: Mapping[str, float] = {
     "publish rate": 0.06,
     "seeds with publish rates": 0.2,
     "seeds with another broker": 0.07,
+    "seeds with audits": 0.15,
 }
 
 # By how much more often a fault falls in a seed; what ends processes would else keep the job from doing anything.

@@ -31,12 +31,11 @@ from jobs.options import Output
 from tests.simulation.accounts import BrokenGuaranteeError, Pair, require
 from tests.simulation.broker import Admin
 from tests.simulation.expected import entry_of
-from tests.simulation.live_tables import LiveTables
+from tests.simulation.live_tables import LiveTables, open_live
 from tests.simulation.retaining import delivered_for_good, pairs_of
 from tests.simulation.scheduler import STAND_INS, Process
 from tracker.commands.kinds import POSTPONE, RESCHEDULE, SKIP
 from tracker.wire.delaylake_pb2 import ControlCommand
-from warehouse.delta.opening import open_table
 from warehouse.queries.listing import PendingFilter
 
 if TYPE_CHECKING:
@@ -318,18 +317,11 @@ def filter_names(world: World) -> dict[Any, dict[str, Any]]:
                 world.filters.send(command)
             return iter(())
 
-    def open_live(where: str, name: str, version: int | None = None) -> Any:
-        change = world.rebuilds.get(world.scheduler.process)  # type: ignore[arg-type]
-        if isinstance(change, FilteredChange) and name in world.logs:
-            world.point(f"filter: {name} is opened")
-            change.copy.bring(name)
-        return open_table(where, name, version)
-
     return {
         admin.control.bulk: {"uuid": SimpleNamespace(uuid4=lambda: SimpleNamespace(hex=world.filters.new_id()))},
         delaylake.control: {"time": STAND_INS[time]},
         admin.control.client: {"ControlClient": Control},
-        warehouse.delta.snapshot: {"open_table": open_live},
+        warehouse.delta.snapshot: {"open_table": partial(open_live, world)},
         warehouse.queries.unsealed_messages: {
             "Brokers": lambda *_: world.new_brokers(),
             "AdminClient": lambda *_: Admin(world.cluster),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 import tempfile
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import deltalake
 import pyarrow as pa
@@ -73,6 +73,15 @@ class LiveTables(Place):
         mode = "append" if is_longer else "overwrite"
         deltalake.write_deltalake(open_table(self.uri, name), rows, mode=mode, commit_properties=properties)  # type: ignore[call-overload]
         self._brought[name] = [*log.commits]
+
+
+def open_live(world: World, where: str, name: str, version: int | None = None) -> Any:
+    """Stands in for `open_table` where a process reads live tables: it is a side effect, and brings the table first."""
+    running = world.rebuilds.get(world.scheduler.process)  # type: ignore[arg-type]
+    if running is not None and isinstance(running.copy, LiveTables) and name in world.logs:
+        world.point(f"{running.copy.what}: {name} is opened")
+        running.copy.bring(name)
+    return open_table(where, name, version)
 
 
 def _is_same(one: fake_tables.Commit, other: fake_tables.Commit) -> bool:

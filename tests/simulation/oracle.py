@@ -48,6 +48,7 @@ class Oracle:
     durable: dict[str, set[str]] = field(default_factory=lambda: defaultdict(set))  # by table; what no crash takes
     recorded: Counter[tuple[str, str]] = field(default_factory=Counter)  # rows of `deliveries`
     taken_at: dict[str, int] = field(default_factory=dict)  # by entry: since when a table has it, ms since the epoch
+    last_delivery: int = 0  # when the last message that `deliveries` has was sent, ms since the epoch
     acknowledged: int = 0
     chunks: dict[str, Chunked] = field(default_factory=dict)  # by entry
 
@@ -164,6 +165,10 @@ class Oracle:
             for name in message.subscriptions
         }
 
+    def may_come_again(self, position: str, subscription: str) -> bool:
+        """Whether what a subscription has got may wait there, too: it recurs, or commands name it."""
+        return subscription == ADDED or self.schedules.has(position) or self.accounts.is_named(position)
+
     def rebuilt(self) -> None:
         """The checkpoint was rebuilt."""
         self.accounts.rebuilt()
@@ -216,6 +221,7 @@ class Oracle:
         self.rejected.restored_elsewhere()
 
     def _record_deliveries(self, rows: pa.Table) -> None:
+        self.last_delivery = max([self.last_delivery, *rows["sent_at"].to_pylist()])
         for position, name in zip(rows["position"].to_pylist(), rows["subscription"].to_pylist(), strict=True):
             self.recorded[position, name] += 1
             n, came = self.recorded[position, name], self.came[position, name]

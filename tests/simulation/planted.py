@@ -77,6 +77,7 @@ from tracker.shaping.shaper import Shaper
 from tracker.shaping.token_bucket import OpenTime
 from tracker.shard import Shard
 from warehouse import unseen_entries
+from warehouse.audit import accounts as audit
 from warehouse.delta.fencing import PauseWatch
 from warehouse.delta.snapshot import Snapshot
 from warehouse.delta.tables import Tables
@@ -886,6 +887,12 @@ PLANTED: dict[str, Callable[[], Planted]] = {
     "what another broker has is read as new": lambda: mock.patch.object(
         another_broker, "_pairs", return_value=(np.zeros(0, np.int64), np.zeros(0, np.int64))
     ),
+    "an audit opens what is delivered before what has come": lambda: mock.patch.object(
+        audit, "_OPENED", audit._OPENED[::-1]
+    ),
+    "an audit finds nothing overdue": lambda: mock.patch.object(
+        audit, "_FINDINGS", tuple(kind for kind in audit._FINDINGS if kind != "overdue")
+    ),
     "nobody tries a destination again": lambda: mock.patch.object(UnwritableRetries, "_look_after", _nothing),
     "what a slow destination did not take counts as sent": _not_taken_by_a_slow_one_counts_as_sent,
     "what is skipped in a source topic is not named": lambda: mock.patch.object(SourceWatch, "_add", _nothing),
@@ -912,6 +919,7 @@ _IN_ORDER = {"clock jumps": 0.0, "seeds with a cluster": 0.0, **_RARER}
 _RESTORED = {"seeds with backups": 1.0, "backup": 0.08, "warehouse lost": 0.06, **_RARER}
 _ELSEWHERE = {"seeds with another broker": 1.0, "backup": 0.08, "warehouse lost": 0.1}
 _CUT_OFF = {"seeds with a cluster": 1.0, "executor cut off": 0.5, **_RARER}
+_AUDITED = {"seeds with audits": 1.0}
 _CHANGED = {"seeds with a changed source": 1.0, "source changed": 0.15}
 
 RATES: dict[str, dict[str, float]] = {
@@ -919,6 +927,8 @@ RATES: dict[str, dict[str, float]] = {
     "what is skipped in a source topic is not named": _CHANGED,
     "what is trimmed beside entries that are there is not counted": _CHANGED,
     "a source topic that is made again is taken for the one before": _CHANGED,
+    "an audit opens what is delivered before what has come": _AUDITED,
+    "an audit finds nothing overdue": {**_AUDITED, "topic offline": 0.05},
     "an import knows nothing of earlier ones": _IMPORTED,
     "an import that was killed is not completed": _IMPORTED,
     "what is imported of a topic is acknowledged before": _IMPORTED_ALONE,

@@ -17,6 +17,7 @@ import pyarrow.compute as pc
 from conf.settings import Settings
 from tests.simulation import tables as fake_tables
 from tests.simulation.accounts import Pair, require
+from tests.simulation.live_tables import Place
 from tests.simulation.rebuilding import Copy
 from tests.simulation.scheduler import wall_seconds
 from warehouse.delta.fencing import EPOCH, FencedError
@@ -79,14 +80,7 @@ class Maintenance:
     def __init__(self, world: World) -> None:
         self._world = world
         self.copy = _MaintainedCopy(self, world)
-        self.settings: Settings = world.settings.model_copy(
-            update={
-                "warehouse": f"file:{self.copy.folder}",
-                "retention": world.settings.retention.model_copy(
-                    update={"delayed_index_millis": _KEPT_MILLIS, "entries_millis": _KEPT_MILLIS}
-                ),
-            }
-        )
+        self.settings = of_copy(world.settings, self.copy)
         self._listings: list[_Listing] = []
 
     def run(self) -> int:
@@ -101,6 +95,14 @@ class Maintenance:
         """Reads the next page of each listing."""
         for listing in self._listings:
             listing.read_on()
+
+
+def of_copy(settings: Settings, copy: Copy | Place) -> Settings:
+    """Returns settings with which the tables of a copy are maintained and audited."""
+    kept = {"delayed_index_millis": _KEPT_MILLIS, "entries_millis": _KEPT_MILLIS}
+    return settings.model_copy(
+        update={"warehouse": f"file:{copy.folder}", "retention": settings.retention.model_copy(update=kept)}
+    )
 
 
 def pairs_of(deliveries: pa.Table) -> set[Pair]:

@@ -57,6 +57,7 @@ from tests.simulation import tables as fake_tables
 from tests.simulation.accounts import Accounts, BrokenGuaranteeError
 from tests.simulation.added import ADDED
 from tests.simulation.another_place import AnotherPlace
+from tests.simulation.auditing import AuditRun, Audits, audit_names
 from tests.simulation.backing_up import Backup, Backups, Restore, backup_names
 from tests.simulation.broker import MAX_MESSAGE_BYTES, Admin, Client, Cluster, Entry, Link, SimulatedBrokers, Topic
 from tests.simulation.chunked import ChunkedMessages
@@ -104,7 +105,7 @@ _QUIET_SECONDS = 180.0  # after the last fault, and after all is due, by which n
 
 
 # What a process does on real tables.
-OnRealTables = Rebuild | Maintenance | Backup | Restore | Import | FilteredChange
+OnRealTables = Rebuild | Maintenance | Backup | Restore | Import | FilteredChange | AuditRun
 
 
 @dataclass(frozen=True)
@@ -263,6 +264,7 @@ class World:
         self.other_system = OtherSystem(self)
         self.source_topics = SourceTopics(self)
         self.filters = Filters(self)
+        self.audits = Audits(self)
         of_rates = random.Random(f"publish rates {plan.seed}")
         self.cluster.has_rates = of_rates.random() < plan.rates.get("seeds with publish rates", 0.0)
         self.needs_rebuild = ""  # why
@@ -558,7 +560,7 @@ class World:
         """The place of the job is gone, with all processes there, the tables and the checkpoint."""
         self.trace("the warehouse is lost")
         self.backups.is_lost = True
-        for process in [*self.others, *self.maintaining(), *self.filtering(), *self.executors]:
+        for process in [*self.others, *self.reading(), *self.executors]:
             self.end(process)
         self._end_job()
         self.needs_rebuild, self.kept = "", None
@@ -585,13 +587,14 @@ class World:
             isinstance(one, Rebuild | Import | Restore) for one in self.rebuilds.values()
         )
 
-    def filtering(self) -> list[Process]:
-        """The processes that find what a filter names."""
-        return [process for process, one in self.rebuilds.items() if isinstance(one, FilteredChange)]
-
     def maintaining(self) -> list[Process]:
         """The processes that maintain the tables."""
         return [process for process, one in self.rebuilds.items() if isinstance(one, Maintenance)]
+
+    def reading(self) -> list[Process]:
+        """The processes that maintain the tables, audit them, or find in them what a filter names."""
+        reading = Maintenance | FilteredChange | AuditRun
+        return [process for process, one in self.rebuilds.items() if isinstance(one, reading)]
 
     def set_clock(self, ahead_seconds: float) -> None:
         """Sets the clock of the job's machine."""
@@ -734,7 +737,7 @@ class World:
     def _begin_maintenance(self) -> None:
         """Maintains the tables beside the job, unless somebody does, or a rebuild."""
         is_forced = all(log.forced_to == log.newest for log in self.logs.values())
-        is_alone = all(isinstance(one, Backup | FilteredChange) for one in self.rebuilds.values())
+        is_alone = all(isinstance(one, Backup | FilteredChange | AuditRun) for one in self.rebuilds.values())
         if self.job is not None and is_alone and is_forced:
             process = Process("maintenance", self.clock_ahead)
             self.trace("maintenance starts")
@@ -952,6 +955,8 @@ class World:
                 self._check_end()
             except BrokenGuaranteeError as error:
                 self.break_off(str(error))
+        if not self._has_ended():
+            self.audits.audit_at_end()
 
     def _has_ended(self) -> bool:
         return bool(self.broken)
@@ -1149,6 +1154,7 @@ def _world_names(world: World) -> dict[Any, dict[str, Any]]:
         **world.another_place.names(),
         broker.protocol.building: {"secrets": SimpleNamespace(token_hex=lambda _: f"{next(world.attempts):016x}")},
         **import_names(world),
+        **audit_names(world),
         broker.protocol.byte_budget: {"set": sim.OrderedSet},
         streaming.checkpoint.checkpoint: {
             "sync": lambda files: sync(sorted(files)),
