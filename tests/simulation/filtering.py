@@ -167,7 +167,8 @@ class _Known:
             elif not account.is_gone and pair in for_good:
                 if not accounts.operations_for(position) & {"RETRY", "RESTORE"}:
                     over.add(pair)
-            elif not account.is_gone and is_indexed and pair not in delivered:
+            # What was cancelled before it came, and too late, is not listed (docs/pending.md).
+            elif not account.is_gone and is_indexed and not is_cancel_indexed and pair not in delivered:
                 waiting[pair] = account.due
         n_rebuilds = accounts.n_rebuilds + world.backups.n_restored
         return _Known(waiting, cancelled, delivered, over, world.is_written_anew(), n_rebuilds)

@@ -927,7 +927,7 @@ RATES: dict[str, dict[str, float]] = {
     "what is skipped in a source topic is not named": _CHANGED,
     "what is trimmed beside entries that are there is not counted": _CHANGED,
     "a source topic that is made again is taken for the one before": _CHANGED,
-    "an audit opens what is delivered before what has come": _AUDITED,
+    "an audit opens what is delivered before what has come": {**_AUDITED, **_RARER, "slow": 0.15},
     "an audit finds nothing overdue": {**_AUDITED, "topic offline": 0.05},
     "an import knows nothing of earlier ones": _IMPORTED,
     "an import that was killed is not completed": _IMPORTED,
