@@ -80,7 +80,7 @@ from tests.simulation.source_topics import SourceTopics
 from tests.simulation.spark import StateDamagedError
 from tracker.wire.delaylake_pb2 import ControlOutcome
 from warehouse.delta.commits import last_transactions
-from warehouse.delta.fencing import FencedError
+from warehouse.delta.fencing import PAUSE_SECONDS, FencedError
 from warehouse.delta.opening import open_table as real_open_table
 from warehouse.delta.snapshot import query_builder, run_sql
 from warehouse.delta.tables import Tables
@@ -97,6 +97,7 @@ _TAKEN_OVER = 0.5  # how often a job that is paused is taken over by another mac
 _JUMPS_SECONDS = (-20.0, -2.0, -0.3, 0.3, 2.0, 20.0)  # of a machine's clock
 _EXECUTORS_AHEAD_SECONDS = (-3.0, -0.4, 0.0, 0.4, 3.0)  # their clocks
 _STANDS_STILL = 0.4  # of the executors that are cut off, so many do so for a while
+_LOCK_LOST_SECONDS = PAUSE_SECONDS + 0.5  # a file system that loses a lock sooner is none to use
 _CUT_OFF_SECONDS = 2.0  # after its driver an executor ends: Spark's `CoarseGrainedExecutorBackend` hears of it
 _WORKER_ENDS_SECONDS = 0.2  # after its driver a Python worker on the same machine does: its daemon's input ends
 _KILLED_AFTER_SECONDS = (0.0, 0.1, 1.0, 3.0)  # workers of tasks
@@ -444,7 +445,7 @@ class World:
         self.stopped_at[process] = self.scheduler.now
         self.others.append(process)
         self.job = None
-        self.scheduler.after(0.5, self._start_on_the_same_volume)
+        self.scheduler.after(_LOCK_LOST_SECONDS, self._start_on_the_same_volume)
         self._drop_later(process)
         self._go_on_after(process, offset, self.scheduler.now + 60.0)
         self.scheduler.wait(0.0)
