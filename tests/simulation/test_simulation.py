@@ -46,6 +46,14 @@ def test_dense_faults_fall_where_a_job_is_soon_back_and_after_the_last_message()
     assert not summary["broken"]
 
 
+@pytest.mark.long
+def test_the_guarantees_hold_where_faults_are_dense() -> None:
+    summary = json.loads(run("--seed", "1000", "--seeds", "12", "--rates", "dense", "--output", "json"))
+    assert summary["seeds"] == 12
+    assert not summary["broken"]
+    assert summary["total"]["faults"] > 1_200
+
+
 def test_a_seed_has_one_history() -> None:
     one, other = (run("--seed", "8", "--history") for _ in range(2))
     assert one == other
