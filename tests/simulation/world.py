@@ -527,6 +527,7 @@ class World:
         self.trace("an older copy of the checkpoint is put back")
         self._end_job()
         shutil.rmtree(query, ignore_errors=True)
+        query.parent.mkdir(exist_ok=True)  # a machine that was to rebuild it, and had not begun
         self.kept.rename(query)
         self.disk.force_all(query)
         self.kept, self.may_refuse = None, True
