@@ -55,8 +55,9 @@ def _work_on_spark(folder: Path, job: str, items: Iterable[str]) -> Iterator[tup
     worker = psutil.Process()
     executor = worker.parent().parent()  # type: ignore[union-attr]  # its daemon's parent
     processes = folder / f"{job} {tasks[0]} {context.attemptNumber()}"
-    processes.with_name("part").write_text(json.dumps([worker.pid, executor.pid]))  # type: ignore[union-attr]
-    processes.with_name("part").rename(processes)
+    part = processes.with_name(f"{processes.name} part")  # the other task writes one, too
+    part.write_text(json.dumps([worker.pid, executor.pid]))  # type: ignore[union-attr]
+    part.rename(processes)
     yield from work(folder, job, context.attemptNumber, time.sleep, tasks)
 
 
