@@ -195,9 +195,10 @@ def _wait_for_overtaken(settings: Settings, warehouse: str, reports: Reports) ->
     cut off from its driver sends what it was given, up to a lookahead, also when the driver has ended.
     """
     status = known_status(warehouse)
-    if status is None or status.state not in ("starting", "running"):
+    if status is None:
         return
-    has_ended = status.host == socket.gethostname() and not psutil.pid_exists(status.process_id)
+    has_ended = status.state not in ("starting", "running")
+    has_ended |= status.host == socket.gethostname() and not psutil.pid_exists(status.process_id)
     if has_ended and not status.is_on_cluster:  # its workers end with it, within 0.2 s
         return
     wait = max(STALE_MILLIS, settings.release.lookahead_ceiling_millis)

@@ -202,7 +202,7 @@ def _deliveries(messages: Iterable[ReadMessage], topic: str, subscription: str) 
 
 
 def _of_known_entries(tables: Tables, rows: pa.Table, durable: Mapping[str, Position]) -> pa.Table:
-    """Returns those rows of one topic whose entry is in `entries`, or comes again from the source topics."""
+    """Returns those rows of one topic whose entry is in the tables, or comes again from the source topics."""
     if not rows.num_rows:
         return rows
     comes_again = is_not_durable(rows, durable)
@@ -211,7 +211,7 @@ def _of_known_entries(tables: Tables, rows: pa.Table, durable: Mapping[str, Posi
         return rows
     [topic] = pc.unique(rows["topic"]).to_pylist()
     ledgers = pc.unique(old["ledger_id"]).to_pylist()
-    known = tables.query("entries", _SQL("known_entries", topic=topic, ledgers=ledgers))
+    known = tables.sql(_SQL("known_entries", topic=topic, ledgers=ledgers))
     return concat([where(rows, comes_again), old.join(known, known.column_names, join_type="left semi")], rows.schema)
 
 

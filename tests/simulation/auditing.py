@@ -55,6 +55,11 @@ class AuditRun:
         listed = {(one["position"], one["subscription"]) for one in overdue["examples"]}
         wrong = {one for one in listed if recorded[one] and not oracle.may_come_again(*one)}
         require(not wrong, f"an audit has {sorted(wrong)[:3]} overdue, which were delivered")
+        plain = {one for route in self._world.settings.routes for one in oracle.wanted(route.source)}
+        soon = {
+            one for one in listed & plain if oracle.accounts.accounts[one].due > oracle.last_delivery - OVERDUE_MILLIS
+        }
+        require(not soon, f"an audit has {sorted(soon)[:3]} overdue, which are not yet")
         missing = waited & self._waiting_too_long(now) - listed
         is_whole = overdue["count"] == len(listed)
         require(not missing or not is_whole, f"an audit does not have {sorted(missing)[:3]} overdue")

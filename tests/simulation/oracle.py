@@ -204,8 +204,9 @@ class Oracle:
             published_there: those that were published there, and had come to the first broker.
         """
         kept = set(comes)
-        for name in ("entries", "delayed_index"):
-            ids = (tables[name][column].to_pylist() for column in ("ledger_id", "entry_id"))
+        index = tables["delayed_index"]
+        for rows in (tables["entries"], index.filter(pc.equal(index["operation"], "DELAY"))):
+            ids = (rows[column].to_pylist() for column in ("ledger_id", "entry_id"))
             kept |= {f"{ledger}:{entry}" for ledger, entry in zip(*ids, strict=True)}
         for position in [position for position in self.expected if entry_of(position) not in kept]:
             del self.expected[position]

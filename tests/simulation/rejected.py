@@ -27,6 +27,7 @@ class Rejected:
         self._put_aside_at: dict[str, int] = {}  # the last time, ms since the epoch
         self._answers: dict[str, str] = {}  # by position of a message with a request id
         self._may_be_again: set[str] = set()  # positions that the table of a restored backup had
+        self._are_twice: set[str] = set()  # those of them that are rejected again
         self._may_repeat: set[str] = set()  # positions that the topic had at a rebuild, and the table did not
         self.n_rebuilds = 0
         self.n_repeated = 0  # positions that the topic has twice, as it may
@@ -41,6 +42,7 @@ class Rejected:
         self._recorded[position] += 1
         if self._recorded[position] > 1 and position in self._may_be_again:
             self._may_be_again.remove(position)
+            self._are_twice.add(position)
             self._recorded[position] = 1
         require(self._recorded[position] == 1, f"{position} is in `rejects` twice")
 
@@ -60,6 +62,7 @@ class Rejected:
     def replaced(self, positions: list[str]) -> None:
         """A rebuild has written the table anew, with the rows of these positions."""
         self._recorded = Counter(positions)
+        self._recorded -= Counter(self._are_twice & self._recorded.keys())
 
     def rebuilt(self) -> None:
         """The checkpoint was rebuilt: what comes again, and only the topic has, is put aside again."""

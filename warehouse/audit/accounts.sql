@@ -27,22 +27,21 @@ SELECT :key, coalesce(min(batch_index), CASE WHEN max(batch_size) > 1 THEN messa
            AS first_due,
        bool_or(in_table = 'entries') AS is_durable,
        bool_or(in_table = 'delayed_index') AS is_sealed,
-       bool_or(in_table = 'rejects') AS is_rejected, bool_or(recurs) AS recurs
+       bool_or(in_table = 'rejects') AS is_rejected
 FROM (
     SELECT 'entries' AS in_table, topic, partition, ledger_id, entry_id,
            :numbers AS message,
-           CAST(NULL AS INT) AS batch_index, batch_size, CAST(NULL AS BIGINT) AS deliver_at, false AS is_moved,
-           false AS recurs
+           CAST(NULL AS INT) AS batch_index, batch_size, CAST(NULL AS BIGINT) AS deliver_at, false AS is_moved
     FROM entries
     UNION ALL
     SELECT 'delayed_index', topic, partition, ledger_id, entry_id, :message_number, batch_index, NULL, deliver_at,
-           subscription IS NOT NULL, occurrence IS NOT NULL
+           subscription IS NOT NULL
     FROM delayed_index WHERE operation = 'DELAY'
     UNION ALL
-    SELECT 'deliveries', topic, partition, ledger_id, entry_id, :message_number, batch_index, NULL, deliver_at, false, false
+    SELECT 'deliveries', topic, partition, ledger_id, entry_id, :message_number, batch_index, NULL, deliver_at, false
     FROM deliveries
     UNION ALL
-    SELECT 'rejects', topic, partition, ledger_id, entry_id, :message_number, batch_index, NULL, NULL, false, false
+    SELECT 'rejects', topic, partition, ledger_id, entry_id, :message_number, batch_index, NULL, NULL, false
     FROM rejects WHERE :is_rejected
 ) AS seen
 GROUP BY :key
@@ -87,7 +86,7 @@ SELECT m.topic, m.partition, m.ledger_id, m.entry_id, m.message, m.batch_index, 
        coalesce(greatest(t.deliver_at, r.deliver_at), t.deliver_at, r.deliver_at, m.deliver_at) AS deliver_at,
        :is_cancelled AS is_cancelled, u.message IS NOT NULL AS is_superseded, x.message IS NOT NULL AS is_expired,
        t.next_due, d.recurring_until,
-       (coalesce(m.recurs, false) OR o.occurrence IS NOT NULL) AND t.next_due IS NULL AS is_over,
+       o.occurrence IS NOT NULL AND t.next_due IS NULL AS is_over,
        :last_cancelled >> :sequence_bits AS cancelled_in, coalesce(r.is_last, false) AS is_retried_last
 FROM messages AS m
 JOIN subscriptions AS s ON s.topic = m.topic

@@ -119,9 +119,10 @@ def test_no_job_starts_on_what_a_killed_rebuild_has_left(tmp_path: Path, step: s
     assert done["entry_id"].to_pylist() == [3]
 
 
+@pytest.mark.parametrize("state", ["running", "failed"])
 @pytest.mark.parametrize(("is_on_cluster", "waited"), [(False, 0.0), (True, 30.0)])
-def test_after_a_job_on_a_cluster_that_was_killed_a_rebuild_waits_for_executors_that_may_be_cut_off(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_on_cluster: bool, waited: float
+def test_after_a_job_on_a_cluster_that_has_ended_a_rebuild_waits_for_executors_that_may_be_cut_off(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_on_cluster: bool, waited: float, state: str
 ) -> None:
     made, _ = make(tmp_path)
     made = made.model_copy(update={"release": made.release.model_copy(update={"max_lookahead_millis": 30_000})})
@@ -130,9 +131,7 @@ def test_after_a_job_on_a_cluster_that_was_killed_a_rebuild_waits_for_executors_
     monkeypatch.setattr(new_checkpoint, "time", clock)
     killed = subprocess.Popen(["true"])
     killed.wait()
-    status = JobStatus(
-        state="running", updated_at=NOW, started_at=NOW, host=socket.gethostname(), process_id=killed.pid
-    )
+    status = JobStatus(state=state, updated_at=NOW, started_at=NOW, host=socket.gethostname(), process_id=killed.pid)
     write_status(made.warehouse, replace(status, is_on_cluster=is_on_cluster))
     with without_destinations() as destinations:
         rebuild_checkpoint(made, discards_checkpoint=False)

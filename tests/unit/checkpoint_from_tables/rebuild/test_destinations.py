@@ -88,12 +88,15 @@ def test_only_entries_that_were_taken_in_or_come_again_were_delivered(tmp_path: 
     tables.create()
     durable = [{"topic": ORDERS, "partition": p, "ledger_id": 7, "entry_id": e} for p, e in ((0, 3), (1, 4))]
     tables.append("entries", pa.Table.from_pylist(durable, schema=SCHEMAS["entries"]), {"test": 1})
+    # Of a topic at a broker that was lost: it was sealed, and its entry was not durable yet.
+    sealed = [{"topic": ORDERS, "partition": 0, "ledger_id": 6, "entry_id": 1, "operation": "DELAY"}]
+    tables.append("delayed_index", pa.Table.from_pylist(sealed, schema=SCHEMAS["delayed_index"]), {"test": 1})
     rows = _deliveries(
-        [sent(text) for text in ("7:3:0:-1", "7:3:1:0", "7:4:1:5", "8:0:0:-1", "9:1:0:0", "6:0:0:-1")],
+        [sent(text) for text in ("7:3:0:-1", "7:3:1:0", "7:4:1:5", "8:0:0:-1", "9:1:0:0", "6:0:0:-1", "6:1:0:-1")],
         ORDERS,
         "billing",
     )
     last = {f"{ORDERS}-partition-{p}": Position(8, 5) for p in (0, 1)}
     found = _of_known_entries(tables, rows, last)
     assert found.schema == DELIVERIES
-    assert sorted(found["position"].to_pylist()) == ["7:3:0:-1", "7:4:1:5", "9:1:0:0"]
+    assert sorted(found["position"].to_pylist()) == ["6:1:0:-1", "7:3:0:-1", "7:4:1:5", "9:1:0:0"]
