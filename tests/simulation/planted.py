@@ -25,7 +25,7 @@ from checkpoint_from_tables import new_checkpoint
 from checkpoint_from_tables.importing import topics
 from checkpoint_from_tables.importing.importer import Importer
 from checkpoint_from_tables.other_systems import importing
-from checkpoint_from_tables.rebuild import changes, rebuild
+from checkpoint_from_tables.rebuild import changes, last_answers, rebuild
 from checkpoint_from_tables.restore import another_broker
 from streaming import crash_recovery, start_checks
 from streaming.checkpoint.checkpoint import Checkpoint
@@ -884,6 +884,9 @@ PLANTED: dict[str, Callable[[], Planted]] = {
     ),
     "what another broker has published itself is not known": lambda: mock.patch.object(
         another_broker, "_later", lambda tables, topic, partition, known: known.slice(0, 0)
+    ),
+    "answers to commands that another broker lacks are not told": lambda: mock.patch.object(
+        last_answers, "CLOCKS_MILLIS", -(10**15)
     ),
     "what another broker has is read as new": lambda: mock.patch.object(
         another_broker, "_pairs", return_value=(np.zeros(0, np.int64), np.zeros(0, np.int64))
