@@ -415,12 +415,10 @@ class Accounts:
         return tuple(row[name] or 0 for name in (names if is_summed else (*names, *position)))
 
     def is_gone(self, entry: str) -> bool:
-        """Whether outcomes say that nobody gets any message of an entry."""
-        return all(
-            account.is_gone or (self._is_elsewhere and account.is_unsure)
-            for (position, _), account in self.accounts.items()
-            if entry_of(position) == entry
-        )
+        """Whether outcomes say that nobody gets any message of an entry, of which none is rejected, or recurs."""
+        found = [account for position in self.positions_of(entry) for account in self.accounts_of(position)]
+        is_plain = bool(found) and entry not in self._rejected and entry not in self._recurring
+        return is_plain and all(one.is_gone or (self._is_elsewhere and one.is_unsure) for one in found)
 
     def check_end(self) -> None:
         """Nothing waits any more: each message has come as often as it is to, each command is answered."""

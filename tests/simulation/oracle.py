@@ -293,7 +293,8 @@ class Oracle:
                 if not entry and self.now() - message.since >= _GIVEN_UP_MILLIS:
                     continue
             tables = ("delayed_index", "rejects", "deliveries", "outcomes")
-            if not any(entry in self.durable[table] for table in tables) and not self.accounts.is_gone(entry):
+            is_there = any(entry in self.durable[table] for table in tables)
+            if not is_there and not self.accounts.is_gone(entry) and not self.schedules.are_over(entry):
                 raise BrokenGuaranteeError(f"{entry} is acknowledged, and no table has it for good")
             if entry not in self.durable["entries"]:
                 raise BrokenGuaranteeError(f"{entry} is acknowledged, and `entries` does not have it for good")

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tests.simulation.accounts import Accounts, BrokenGuaranteeError, require
-from tests.simulation.expected import Arrival, Repeat
+from tests.simulation.expected import Arrival, Repeat, entry_of
 
 
 @dataclass
@@ -62,6 +62,11 @@ class Schedules:
         """Whether a message recurs."""
         return position in self._positions
 
+    def are_over(self, entry: str) -> bool:
+        """Whether outcomes say that what recurs in an entry, alone there, has ended for all its subscriptions."""
+        found = [one for (position, _), one in self._schedules.items() if entry_of(position) == entry]
+        return bool(found) and all(one.ended_at is not None for one in found)
+
     def of_subscription(self, name: str) -> dict[str, Schedule]:
         """The schedules of a subscription, by position."""
         return {position: one for (position, of_name), one in self._schedules.items() if of_name == name}
@@ -103,7 +108,11 @@ class Schedules:
         operation, result, number = row["operation"], row["result"], row["occurrence"]
         one = self._schedules[position, name]
         what = f"{operation} {position} of {name}: {result} {number}"
-        if result != "APPLIED" or one.is_unsure:
+        if result != "APPLIED":
+            return
+        if one.is_unsure:
+            if operation in ("CANCEL", "SKIP", "RESTORE"):
+                one.ended_at = None if operation == "RESTORE" else row["applied_at"]
             return
         match operation:
             case "SKIP_NEXT":
