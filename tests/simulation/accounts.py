@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -34,6 +34,7 @@ class Account:
 
     Attributes:
         due: when it is due by all answers, ms since the epoch; after a retry when that is.
+        due_by_sender: when it is due by its sender, ms since the epoch.
         sent_at: when its sender sent it, ms since the epoch.
         ends_at: from then on it is not sent; 0: it has no end.
         earlier: the times of deliveries before, which came or are on their way.
@@ -49,6 +50,7 @@ class Account:
     """
 
     due: int
+    due_by_sender: int
     sent_at: int
     ends_at: int = 0
     earlier: list[int] = field(default_factory=list)
@@ -184,7 +186,8 @@ class Accounts:
         if key is not None:
             self._key_of[position] = f"{message.topic} {key.name}"
         for name in sorted(message.subscriptions):
-            account = Account(message.due, sent_at, message.ends_at, is_debounced=key is not None and key.limit > 0)
+            is_debounced = key is not None and key.limit > 0
+            account = Account(message.due, message.due, sent_at, message.ends_at, is_debounced=is_debounced)
             self.accounts[position, name] = account
 
     def add_rejected(self, position: str) -> None:
@@ -216,6 +219,8 @@ class Accounts:
         account.attempts.add(arrival.attempt)
         if account.is_unsure:
             self._check_most(position, name, account)
+            # Each command that names it may have changed its time: nobody knows in which order.
+            self._check_not_early(position, name, account.due_by_sender, self._commands_of(position, name), now)
             return
         unanswered = [one for one in self._unanswered(position, name) if one.operation != "CANCEL"]
         retries = sum(one.operation == "RETRY" for one in unanswered)
@@ -226,14 +231,19 @@ class Accounts:
         if n > account.n_expected + retries:
             require(not is_gone or restores > 0, f"{name} has got {position}, which is cancelled or expired")
         due = account.times[min(n, len(account.times)) - 1]
-        soonest = account.sent_at if account.is_debounced else due
-        soonest = min([soonest, *(_soonest(one, due) for one in unanswered)])
-        early = soonest - now - self.ahead_millis
-        require(early <= 0, f"{name} has got {position} {early} ms early")
+        self._check_not_early(position, name, due, unanswered, now)
         paused_at = self._paused_at.get((arrival.topic, name))
         if paused_at is not None and not account.is_moved and not unanswered:
             is_late = account.due > paused_at + self.dispatched_millis
             require(not is_late, f"{name} has got {position}, due {account.due - paused_at} ms after its pause")
+
+    def _check_not_early(self, position: str, name: str, due: int, commands: Iterable[Command], now: int) -> None:
+        """A message that is due at a time came no sooner, now, unless by commands that may be applied already."""
+        account = self.accounts[position, name]
+        soonest = account.sent_at if account.is_debounced else due
+        soonest = min([soonest, *(_soonest(one, due) for one in commands)])
+        early = soonest - now - self.ahead_millis
+        require(early <= 0, f"{name} has got {position} {early} ms early")
 
     def rebuilt(self) -> None:
         """The checkpoint was rebuilt: a message that had not come when its retry was asked for comes as that alone."""
@@ -492,12 +502,17 @@ class Accounts:
         """Whether a command names a message, and is not answered yet."""
         return any(True for _ in self._unanswered(position, name))
 
-    def _unanswered(self, position: str, name: str) -> Iterator[Command]:
+    def _commands_of(self, position: str, name: str) -> Iterator[Command]:
+        """The commands that name a message, or its key, for a subscription."""
         entry, index = entry_of(position), int(position.rpartition(":")[2])
         for command in [*self._naming[entry], *self._naming.get(self._key_of.get(position, ""), ())]:
             is_named = command.schedule_key or any(entry == one and i in (-1, index) for one, i in command.named)
-            if is_named and name in command.subscriptions and not command.is_answered(entry, index, name):
+            if is_named and name in command.subscriptions:
                 yield command
+
+    def _unanswered(self, position: str, name: str) -> Iterator[Command]:
+        entry, index = entry_of(position), int(position.rpartition(":")[2])
+        return (one for one in self._commands_of(position, name) if not one.is_answered(entry, index, name))
 
     def _apply(self, row: dict[str, Any]) -> None:
         operation, result, name = row["operation"], row["result"], row["subscription"]

@@ -82,16 +82,15 @@ class Schedules:
         what = f"{arrival.subscription} has got occurrence {number} of {arrival.position}"
         require(0 < number <= one.repeat.times, f"{what}, which has {one.repeat.times}")
         require(number not in one.came, f"{what} twice")
-        if one.is_unsure:
-            one.came.add(number)
-            return
-        require(number not in one.skipped, f"{what}, which was skipped")
+        require(one.is_unsure or number not in one.skipped, f"{what}, which was skipped")
         one.came.add(number)
         if self._accounts.operations_for(arrival.position) & {"RESCHEDULE", "POSTPONE", "RESTORE"}:
             return
         due = one.time_of(number)
         early = due - now - self._accounts.ahead_millis
         require(early <= 0, f"{what} {early} ms early")
+        if one.is_unsure:
+            return
         for since, why in ((one.ended_at, "end"), (one.paused_at, "pause")):
             is_after = since is not None and arrival.deliver_at > since + self._accounts.dispatched_millis
             require(not is_after, f"{what}, due {arrival.deliver_at - (since or 0)} ms after its {why}")

@@ -7,11 +7,11 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from tests.simulation.accounts import BrokenGuaranteeError
-from tests.simulation.expected import Expected, Repeat
+from tests.simulation.accounts import BrokenGuaranteeError, Command
+from tests.simulation.expected import Arrival, Expected, Repeat
 from tests.simulation.oracle import Oracle
 from tracker.entry_log import ENTRIES
-from warehouse.schemas import REJECTS
+from warehouse.schemas import OUTCOMES, REJECTS
 
 NOW = 1_000_000  # ms since the epoch
 SOURCE = "persistent://public/default/orders"
@@ -24,9 +24,22 @@ def rows(schema: pa.Schema, **values: Any) -> pa.Table:
     return pa.Table.from_pylist([{name: row.get(name) for name in schema.names}], schema=schema)
 
 
-def message(**values: Any) -> Expected:
-    """A message of the subscription `a`, due now."""
-    return Expected(SOURCE, NOW, frozenset({"a"}), {"deliverAt": f"{NOW}"}, b"1", **values)
+def message(due: int = NOW, **values: Any) -> Expected:
+    """A message of the subscription `a`."""
+    return Expected(SOURCE, due, frozenset({"a"}), {"deliverAt": f"{due}"}, b"1", **values)
+
+
+def answer(command: Command, result: str) -> dict[str, Any]:
+    """A row of `outcomes` for the entry of POSITION and the subscription `a`."""
+    row: dict[str, Any] = dict.fromkeys(OUTCOMES.names)
+    of_command = {"request_id": command.id, "operation": command.operation, "topic": command.topic, "issued_by": "user"}
+    of_message = {"ledger_id": 7, "entry_id": 3, "batch_index": -1, "position": POSITION, "subscription": "a"}
+    return {**row, **of_command, **of_message, "result": result, "applied_at": NOW}
+
+
+def arrival(occurrence: int = 0) -> Arrival:
+    """The message is with the subscription `a` now."""
+    return Arrival(POSITION, "a", SOURCE, NOW, occurrence, 0, b"1", NOW)
 
 
 def oracle_of(expected: Expected) -> Oracle:
@@ -50,3 +63,26 @@ def test_what_is_rejected_may_be_acknowledged_when_the_table_has_it() -> None:
     oracle.stored("rejects", rows(REJECTS, reason="deliverAt is no time"))
     oracle.acknowledged_to(["7:3"])
     assert oracle.acknowledged == 1
+
+
+@pytest.mark.parametrize(("operation", "is_early"), [("CANCEL", True), ("RESCHEDULE", False)])
+def test_never_early_holds_for_what_a_restored_backup_knows_no_answer_about(operation: str, is_early: bool) -> None:
+    oracle = oracle_of(message(due=NOW + 60_000))
+    command = Command("1", operation, SOURCE, [("7:3", -1)], frozenset({"a"}), NOW, NOW - 1)
+    oracle.accounts.add_command(command)
+    oracle.accounts.recorded({**answer(command, "APPLIED"), "deliver_at": NOW})
+    oracle.accounts.restored([])
+    if not is_early:
+        oracle.accounts.arrived(arrival(), NOW)
+        return
+    with pytest.raises(BrokenGuaranteeError, match="60000 ms early"):
+        oracle.accounts.arrived(arrival(), NOW)
+
+
+def test_nor_is_an_occurrence_early_then() -> None:
+    oracle = oracle_of(message(repeat=Repeat(NOW, 1_000, 3)))
+    command = Command("1", "SKIP_NEXT", SOURCE, [("7:3", -1)], frozenset({"a"}), NOW, NOW - 1)
+    oracle.schedules.restored([answer(command, "APPLIED")])
+    oracle.schedules.arrived(arrival(occurrence=1), NOW)
+    with pytest.raises(BrokenGuaranteeError, match="1000 ms early"):
+        oracle.schedules.arrived(arrival(occurrence=2), NOW)
