@@ -118,13 +118,15 @@ def find_not_seen(
     n = sum(last - first + 1 for _, first, last in ranges)
     if n > _MAX_ROWS:
         rows[-1]["reason"] += f", the first of {n - _MAX_ROWS + 1:,}"
-    described = [entry for entry in answers.values() if isinstance(entry, BrokerEntry)]
     # The broker trims ledgers in their order: it has that of the entry before, or may have trimmed others of the gap.
-    if gap.after.ledger_id < min([gap.before.ledger_id, *ledgers]) and len(described) == n:
+    if gap.after.ledger_id < min([gap.before.ledger_id, *ledgers]):
         first = Position(gap.after.ledger_id, gap.after.entry_id + 1)
-        unnamed = _n_messages(gap, index_of) - sum(entry.batch_size for entry in described)
+        described = [entry.batch_size for entry in answers.values() if isinstance(entry, BrokerEntry)]
+        others = n - len(described)  # which have a message each, or more
+        unnamed = _n_messages(gap, index_of) - sum(described) - others
         if unnamed > 0:
-            rows.insert(0, _row(source, first, f"{unnamed:,} messages by their indexes; {GONE}"))
+            number = f"up to {unnamed:,}" if others else f"{unnamed:,}"
+            rows.insert(0, _row(source, first, f"{number} messages by their indexes; {GONE}"))
     return NotSeen(pa.Table.from_pylist(rows, schema=REJECTS), passed)
 
 

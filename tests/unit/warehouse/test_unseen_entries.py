@@ -6,6 +6,7 @@ from typing import Any, cast
 
 import pytest
 
+from broker.client import NoAnswerError
 from broker.entries.continuity import Gap
 from broker.position import Position, SourceTopic
 from broker.pulsar_admin.admin_rest import AdminClient
@@ -16,15 +17,17 @@ SOURCE = SourceTopic("persistent://public/default/t", "persistent://public/defau
 
 
 class Broker:
-    """One that has these ledgers, with batches of two messages."""
+    """One that has these ledgers, with batches of two messages, and does not describe some of the entries."""
 
-    def __init__(self, ledgers: dict[int, int]) -> None:
-        self._ledgers = ledgers
+    def __init__(self, ledgers: dict[int, int], not_described: frozenset[Position] = frozenset()) -> None:
+        self._ledgers, self._not_described = ledgers, not_described
 
     def internal_stats(self, topic: str) -> TopicLedgers:
         return TopicLedgers(self._ledgers, {}, {}, (max(self._ledgers), 0))
 
     def entry_metadata(self, topic: str, ledger: int, entry: int) -> BrokerEntry | None:
+        if Position(ledger, entry) in self._not_described:
+            raise NoAnswerError("500")
         is_there = entry < self._ledgers.get(ledger, 0)
         return BrokerEntry(2, 1_000, "p", None, {}, is_encrypted=False, is_no_message=False) if is_there else None
 
@@ -32,9 +35,10 @@ class Broker:
         return {}, b"x"
 
 
-def named(ledgers: dict[int, int], gap: Gap) -> list[tuple[str, str]]:
+def named(ledgers: dict[int, int], gap: Gap, *not_described: Position) -> list[tuple[str, str]]:
     """The positions that are named, each with its reason."""
-    found = find_not_seen(cast("AdminClient", Broker(ledgers)), SOURCE, gap, lambda _: None).rows
+    broker = cast("AdminClient", Broker(ledgers, frozenset(not_described)))
+    found = find_not_seen(broker, SOURCE, gap, lambda _: None).rows
     return list(zip(found["position"].to_pylist(), found["reason"].to_pylist(), strict=True))
 
 
@@ -42,6 +46,16 @@ def named(ledgers: dict[int, int], gap: Gap) -> list[tuple[str, str]]:
 def test_what_was_trimmed_before_entries_that_are_there_is_counted(before_index: int, counted: str) -> None:
     found = named({10: 2, 13: 4}, Gap(Position(7, 3), Position(13, 1), 9, before_index))
     assert [position for position, _ in found][-3:] == ["10:0:-1:-1", "10:1:-1:-1", "13:0:-1:-1"]
+    rest = [f"not seen: {counted} messages by their indexes; the broker no longer has it"] if counted else []
+    assert [reason for position, reason in found if position == "7:4:-1:-1"] == rest
+
+
+@pytest.mark.parametrize(("before_index", "counted"), [(26, "up to 11"), (16, "up to 1"), (15, "")])
+def test_beside_an_entry_that_the_broker_does_not_describe_it_is_told_how_many_there_may_be(
+    before_index: int, counted: str
+) -> None:
+    found = named({10: 2, 13: 4}, Gap(Position(7, 3), Position(13, 1), 9, before_index), Position(10, 1))
+    assert dict(found)["10:1:-1:-1"].startswith("not seen: the broker does not describe it")
     rest = [f"not seen: {counted} messages by their indexes; the broker no longer has it"] if counted else []
     assert [reason for position, reason in found if position == "7:4:-1:-1"] == rest
 
