@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -285,12 +285,13 @@ class Accounts:
             self._become_unsure(row)
         return lost, new
 
-    def forget(self, position: str) -> None:
-        """A message is lost with its broker, and nothing is to become of it."""
-        of_entry = self._by_entry[entry_of(position)]
-        of_entry[:] = [one for one in of_entry if one != position]
-        for pair in [pair for pair in self.accounts if pair[0] == position]:
-            del self.accounts[pair]
+    def forget(self, position: str, names: Collection[str]) -> None:
+        """A message is lost with its broker for some subscriptions, and nothing is to become of it there."""
+        for name in names:
+            self.accounts.pop((position, name), None)
+        if not self.accounts_of(position):
+            of_entry = self._by_entry[entry_of(position)]
+            of_entry[:] = [one for one in of_entry if one != position]
 
     def restored_elsewhere(
         self, recorded: Counter[Pair], attempts: Mapping[Pair, set[int]], published_there: set[str]
@@ -548,7 +549,8 @@ class Accounts:
             return
         if entry in self._recurring:
             return
-        positions = [p for p in self._by_entry[entry] if index < 0 or p.endswith(f":{index}")]
+        of_entry = [p for p in self._by_entry[entry] if (p, name) in self.accounts]
+        positions = [p for p in of_entry if index < 0 or p.endswith(f":{index}")]
         if not positions and entry in self._rejected and result != "APPLIED":
             return
         if not positions and result in ("APPLIED", "ALREADY_APPLIED"):

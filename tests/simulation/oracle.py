@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pyarrow as pa
@@ -198,19 +198,27 @@ class Oracle:
     def restored_elsewhere(self, tables: Mapping[str, pa.Table], comes: set[str], published_there: set[str]) -> None:
         """A backup is the warehouse now, with another broker, and has these rows.
 
+        What has not come to the other broker is lost, but for what the backup has: a message alone, not its entry, or
+        for one subscription alone.
+
         Args:
             tables: by name.
             comes: the entries that the other broker has.
             published_there: those that were published there, and had come to the first broker.
         """
-        kept = set(comes)
-        index = tables["delayed_index"]
-        for rows in (tables["entries"], index.filter(pc.equal(index["operation"], "DELAY"))):
-            ids = (rows[column].to_pylist() for column in ("ledger_id", "entry_id"))
-            kept |= {f"{ledger}:{entry}" for ledger, entry in zip(*ids, strict=True)}
-        for position in [position for position in self.expected if entry_of(position) not in kept]:
-            del self.expected[position]
-            self.accounts.forget(position)
+        entries = tables["entries"]
+        ids = (entries[column].to_pylist() for column in ("ledger_id", "entry_id"))
+        kept = comes | {f"{ledger}:{entry}" for ledger, entry in zip(*ids, strict=True)}
+        has = _subscriptions_of(tables["delayed_index"])
+        for position, message in [*self.expected.items()]:
+            if entry_of(position) in kept or None in has[position]:
+                continue
+            left = message.subscriptions & has[position]
+            self.accounts.forget(position, message.subscriptions - left)
+            if left:
+                self.expected[position] = replace(message, subscriptions=left)
+            else:
+                del self.expected[position]
         self.restored(tables)
         rows = tables["deliveries"]
         attempts: dict[Pair, set[int]] = defaultdict(set)
@@ -317,3 +325,13 @@ class Oracle:
         entries = {position.rsplit(":", 2)[0] for position in self.expected} | self.chunks.keys()
         if n_acknowledged < len(entries):
             raise BrokenGuaranteeError(f"only {n_acknowledged} entries are acknowledged")
+
+
+def _subscriptions_of(index: pa.Table) -> Mapping[str, set[str | None]]:
+    """Returns for whom `delayed_index` has each message, by position; None: for all."""
+    found: dict[str, set[str | None]] = defaultdict(set)
+    rows = index.filter(pc.equal(index["operation"], "DELAY"))
+    names = ("ledger_id", "entry_id", "partition", "batch_index", "subscription")
+    for *at, name in zip(*(rows[column].to_pylist() for column in names), strict=True):
+        found[":".join(map(str, at))].add(name)
+    return found
