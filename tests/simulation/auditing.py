@@ -18,9 +18,9 @@ from tests.simulation.broker import Admin
 from tests.simulation.expected import entry_of
 from tests.simulation.importing import is_imported
 from tests.simulation.live_tables import LiveTables, open_live
+from tests.simulation.parcels import TOPIC as CHANGED
 from tests.simulation.retaining import of_copy
 from tests.simulation.scheduler import Process
-from tests.simulation.source_topics import TOPIC as CHANGED
 from warehouse.audit.accounts import OVERDUE_MILLIS, Audit, run_audit
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ class AuditRun:
             # What had come, or was on its way, when a subscription was taken out may come again (docs/guarantees.md).
             is_of_added = all(one["subscription"] == ADDED for one in finding["examples"])
             is_right = is_of_added and kind in ("doubled", "delivered_although_cancelled")
-            # What admins take out of a source topic is named (`source_topics.py`).
+            # What admins take out of a source topic is named (`parcels.py`).
             is_right |= kind == "not_seen" and all(one["topic"] == CHANGED for one in finding["examples"])
             require(is_right, f"an audit finds {kind}: {finding}")
         listed = {(one["position"], one["subscription"]) for one in overdue["examples"]}

@@ -216,7 +216,7 @@ class Operators:
         between, self._random = self._random, random.Random(f"{self._name} {topic}")
         if self._per_second and self._cluster.faults.is_done("cancel next"):
             name = self._random.choice([one for one, of in sorted(self._topic_of.items()) if of == topic])
-            following = self._cluster.topic(topic).end.next
+            following = self._cluster.topic(topic).next
             for entry in range(following.entry_id, following.entry_id + _CANCELLED_NEXT):
                 self._send("CANCEL", [(f"{following.ledger_id}:{entry}", -1)], {name}, self._now() + 60_000)
         self._random = between
@@ -261,7 +261,7 @@ class Operators:
         """
         chance = self._random
         if operation not in ("RETRY", "POSTPONE") and chance.random() < 0.08:
-            following = self._cluster.topic(self._topic_of[name]).end.next
+            following = self._cluster.topic(self._topic_of[name]).next
             ahead = chance.choice([0, 1, 4, 20])
             return chance.choice([f"{following.ledger_id}:{following.entry_id + ahead}:-1:-1", "990:3:-1:-1"])
         now = self._now()
@@ -305,8 +305,9 @@ class Operators:
         form = random.Random(f"{self._name} form {command.id}")
         command.sums_up |= bool(named) and form.random() < 0.2
         asked = ["*"] if "*" in names else sorted(names)
-        if names == {one for one, of in self._topic_of.items() if of == topic} and form.random() < 0.5:
-            asked = []  # all of the topic's
+        are_all = names == {one for one, of in self._topic_of.items() if of == topic}
+        if are_all and operation != "RETRY" and form.random() < 0.5:
+            asked = []  # all of the topic's; a retry has to name one
         message = ControlCommand(request_id=command.id, topic=topic, subscriptions=asked, sum_up=command.sums_up)
         entries = [_entry(entry, index) for entry, index in named]
         if schedule_key:
@@ -361,7 +362,7 @@ class Operators:
     def _publish(self, message: ControlCommand) -> None:
         entry = single_entry(OutgoingMessage(1, message.SerializeToString()), b"operator", self._now())
         data, topic = entry.data, self._settings.control.topic
-        following = self._cluster.topic(topic).end.next
+        following = self._cluster.topic(topic).next
         if random.Random(f"{self._name} sent to {following}").random() < self.share_elsewhere:
             data = as_replicated(data, ELSEWHERE, following)
         self._cluster.publish(topic, data)

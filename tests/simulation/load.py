@@ -138,7 +138,7 @@ class Producers:
             expected = self._expected(source, position, now, is_alone=n == 1)
             self._accounts.sent(position, expected)
             self.last_due = max(self.last_due, expected.due)
-            messages.append(self._message(expected))
+            messages.append(outgoing(self._n, expected))
             said.append(", ".join(f"{one} {value}" for one, value in expected.properties.items()))
         entry = batch_entry(messages, b"user", now) if n > 1 else single_entry(messages[0], b"user", now)
         self._trace(f"published {following} to {source.rpartition('/')[2]}: {'; '.join(said)}")
@@ -191,7 +191,7 @@ class Producers:
             kind = "keyed"
         match kind:
             case "keyed" if self._scheduler.now >= self.keys_from[source]:
-                self._set_key(message, now)
+                set_schedule_key(message, chance, now)
             case "recurring" if is_alone:
                 self._set_rule(message, now)
             case "bad":
@@ -219,16 +219,6 @@ class Producers:
             message.due = before + chance.choice(_TOGETHER_MILLIS)
             message.properties["deliverAt"] = str(message.due)
         self._due_of_key[named] = message.due
-
-    def _set_key(self, message: Expected, now: int) -> None:
-        chance = self._random
-        mode = chance.choice(["replace", "replace", "keep", "debounce"])
-        limit = chance.choice(_DEBOUNCE_MILLIS) if mode == "debounce" and chance.random() < 0.7 else 0
-        message.schedule_key = ScheduleKey(chance.choice(SCHEDULE_KEYS), mode, limit)
-        message.properties |= {"scheduleKey": message.schedule_key.name, "scheduleMode": mode}
-        if limit:
-            message.properties["debounceMax"] = str(limit)
-            message.due = min(message.due, now + limit)
 
     def _set_rule(self, message: Expected, now: int) -> None:
         chance = self._random
@@ -263,6 +253,19 @@ class Producers:
             message.rejected_for = f"another message, {position}, has had the requestId"
         return message
 
-    def _message(self, expected: Expected) -> OutgoingMessage:
-        properties = [encoded_property(name, value) for name, value in expected.properties.items()]
-        return OutgoingMessage(self._n, expected.payload, properties, expected.key.encode() or None)
+
+def set_schedule_key(message: Expected, chance: random.Random, now: int) -> None:
+    """Gives a message that is published now, ms since the epoch, a schedule key of any mode."""
+    mode = chance.choice(["replace", "replace", "keep", "debounce"])
+    limit = chance.choice(_DEBOUNCE_MILLIS) if mode == "debounce" and chance.random() < 0.7 else 0
+    message.schedule_key = ScheduleKey(chance.choice(SCHEDULE_KEYS), mode, limit)
+    message.properties |= {"scheduleKey": message.schedule_key.name, "scheduleMode": mode}
+    if limit:
+        message.properties["debounceMax"] = str(limit)
+        message.due = min(message.due, now + limit)
+
+
+def outgoing(number: int, message: Expected) -> OutgoingMessage:
+    """Returns a message as its producer sends it."""
+    properties = [encoded_property(name, value) for name, value in message.properties.items()]
+    return OutgoingMessage(number, message.payload, properties, message.key.encode() or None)

@@ -350,6 +350,15 @@ def _made_again_and_taken_for_the_one_before() -> Planted:
     return mock.patch.object(receiver_acknowledgements.Acknowledgements, "was_taken_in", was_taken_in)
 
 
+def _keyed_messages_in_order_of_their_entries_alone() -> Planted:
+    """A message with a schedule key was there before another one if its number in its ledger is lower."""
+
+    def is_after(self: superseding._KeyState, position: Any) -> bool:
+        return self.row is None and position.entry_id < self.message.position.entry_id
+
+    return mock.patch.object(superseding._KeyState, "is_after", is_after)
+
+
 def _not_taken_by_a_slow_one_counts_as_sent() -> Planted:
     original = UnwritableRetries.leave
 
@@ -904,6 +913,9 @@ PLANTED: dict[str, Callable[[], Planted]] = {
         unseen_entries, "_n_messages", return_value=0
     ),
     "a source topic that is made again is taken for the one before": _made_again_and_taken_for_the_one_before,
+    "keyed messages are in the order of their entries, whatever their ledgers": (
+        _keyed_messages_in_order_of_their_entries_alone
+    ),
 }
 
 # Of what only some faults show, these fall more often.
@@ -919,12 +931,14 @@ _ELSEWHERE = {"seeds with another broker": 1.0, "backup": 0.08, "warehouse lost"
 _CUT_OFF = {"seeds with a cluster": 1.0, "executor cut off": 0.5, **_RARER}
 _AUDITED = {"seeds with audits": 1.0}
 _CHANGED = {"seeds with a changed source": 1.0, "source changed": 0.15}
+_COMMANDED = {**_PLAIN, **_RARER, "seeds with a changed source": 1.0, "seeds with commands on a changed source": 1.0}
 
 RATES: dict[str, dict[str, float]] = {
     "what a slow destination did not take counts as sent": {"seeds with publish rates": 1.0, "publish rate": 0.2},
     "what is skipped in a source topic is not named": _CHANGED,
     "what is trimmed beside entries that are there is not counted": _CHANGED,
     "a source topic that is made again is taken for the one before": _CHANGED,
+    "keyed messages are in the order of their entries, whatever their ledgers": _COMMANDED,
     "an audit opens what is delivered before what has come": {**_AUDITED, **_RARER, "slow": 0.15},
     "an audit finds nothing overdue": {**_AUDITED, "topic offline": 0.05},
     "an import knows nothing of earlier ones": _IMPORTED,

@@ -1,0 +1,102 @@
+"""The account of messages of a source topic that admins change (`source_topics.py`).
+
+By docs/guarantees.md what the job has read is delivered, whatever becomes of the topic: "Never lost". What is skipped
+or gone before the job has read it is named in `rejects`, once: "Nothing is skipped in silence". With a topic that is
+deleted what the job had not read is gone; nobody names that.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+from tests.simulation.accounts import Accounts, require
+from tests.simulation.expected import entry_of
+
+TOPIC = "persistent://public/default/parcels"
+SUBSCRIPTION = "p"
+
+_COUNTED = re.compile(r"not seen: ([\d,]+) messages by their indexes")
+
+
+class Parcels:
+    """The account of what is gone from the topic before the job had it. All else of its messages is in the others.
+
+    Args:
+        are_durable: whether an entry is in `entries` for good.
+        accounts: of all messages.
+    """
+
+    def __init__(self, are_durable: Callable[[str], bool], accounts: Accounts) -> None:
+        self._is_durable, self._accounts = are_durable, accounts
+        self._positions: dict[str, list[str]] = defaultdict(list)  # by entry
+        self._lost_by: dict[str, str] = {}  # what has taken an entry before any table had it for good, as `_CHANGES`
+        self._nameless: set[str] = set()  # their topic was deleted, or the job had not connected to it
+        self._named: dict[str, str] = {}  # reasons by entry
+        self.n_rebuilds = 0
+        self.n_lost: Counter[str] = Counter()
+
+    def sent(self, position: str) -> None:
+        """A message is in the topic."""
+        self._positions[entry_of(position)].append(position)
+
+    def taken(self, entries: Iterable[str], by: str, is_nameless: bool) -> None:
+        """Entries are gone, or are not sent any more: the job has them already, or they are lost."""
+        gone = {entry for entry in entries if entry in self._positions and not self._is_durable(entry)}
+        self._lost_by = dict.fromkeys(sorted(gone), by) | self._lost_by
+        if is_nameless:
+            self._nameless |= gone
+
+    def deleted(self, entries: Iterable[str], n_acknowledged: int) -> None:
+        """A topic with these entries is deleted: nobody can name any more what is not named of it."""
+        entries = list(entries)
+        self.taken(entries[n_acknowledged:], "deleted", is_nameless=True)
+        self._nameless |= self._lost_by.keys() & {*entries}
+
+    def rebuilt(self) -> None:
+        """The checkpoint was rebuilt: of the topic the job knows what the tables have, and goes on after that."""
+        self.n_rebuilds += 1
+        first = min(map(_numbers, filter(self._is_durable, self._positions)), default=None)
+        self._nameless |= {one for one in self._lost_by if first is None or _numbers(one) < first}
+
+    def may_be_lost(self, entry: str) -> bool:
+        """Whether the messages of an entry may not come."""
+        return entry in self._lost_by and not self._is_durable(entry)
+
+    def recorded(self, rows: Iterable[Mapping[str, Any]]) -> None:
+        """Rows of `rejects` are in the table for good: each names an entry that the job has not seen."""
+        for row in rows:
+            entry, reason = entry_of(row["position"]), row["reason"]
+            require(reason.startswith("not seen"), f"{entry} is rejected: {reason}")
+            require(entry not in self._named, f"{entry} is in `rejects` twice")
+            self._named[entry] = reason
+            if not _COUNTED.match(reason):
+                require(entry in self._lost_by, f"{entry} is named, and nobody has skipped it: {reason}")
+
+    def replaced(self, rows: Iterable[Mapping[str, Any]]) -> None:
+        """A rebuild has written `rejects` anew: it has these rows."""
+        self._named = {entry_of(row["position"]): row["reason"] for row in rows}
+
+    def check_end(self) -> None:
+        """What was taken before the job had it is named."""
+        self.n_lost.clear()
+        n_not_named = 0
+        for position, entry in [(one, entry) for entry, positions in self._positions.items() for one in positions]:
+            is_named = entry in self._named
+            if self._accounts.accounts[position, SUBSCRIPTION].came_at:
+                # After a rebuild what was not durable is read again, and may be gone meanwhile.
+                is_right = not is_named or self.n_rebuilds or _COUNTED.match(self._named[entry])
+                require(bool(is_right), f"{position} has come, and is named as not seen")
+            elif self.may_be_lost(entry):
+                self.n_lost[self._lost_by[entry]] += 1
+                n_not_named += not is_named and entry not in self._nameless
+        n_counted = sum(
+            int(found[1].replace(",", "")) for reason in self._named.values() if (found := _COUNTED.match(reason))
+        )
+        require(n_not_named <= n_counted, f"{n_not_named} messages are lost, and {n_counted} of them named")
+
+
+def _numbers(entry: str) -> list[int]:
+    return [int(number) for number in entry.split(":")]
