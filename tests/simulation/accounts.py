@@ -151,6 +151,7 @@ class Accounts:
         self._last_resume: dict[tuple[str, str], int] = {}  # when it was sent
         self._rows: list[dict[str, Any]] = []  # of `outcomes`
         self._recorded: Counter[tuple[Any, ...]] = Counter()
+        self._answers: dict[tuple[Any, ...], Counter[tuple[Any, ...]]] = defaultdict(Counter)  # what rows say
         self._told: Counter[tuple[Any, ...]] = Counter()
         self.results: Counter[str] = Counter()
         self.n_rebuilds = 0
@@ -331,6 +332,7 @@ class Accounts:
     def _take_back(self, row: dict[str, Any]) -> None:
         """An answer is lost with its table: what it was about is unsure, and the command is to be answered again."""
         self._recorded[self._outcome_key(row)] -= 1
+        self._note_said(row, -1)
         name, index = row["subscription"], row["batch_index"]
         if name in self.left_out:
             return
@@ -372,10 +374,17 @@ class Accounts:
             return
         self._rows.append(row)
         self._recorded[self._outcome_key(row)] += 1
+        self._note_said(row, 1)
         self.results[f"{row['operation']} {row['result']}"] += 1
         is_left_out = row["operation"] == "SCHEDULE" or row["result"] == "SUPERSEDED"
         if not is_left_out and row["subscription"] not in self.left_out:
             self._apply(row)
+
+    def _note_said(self, row: dict[str, Any], n: int) -> None:
+        """Adds a row of `outcomes` to what may be told, alone and summed up; or takes it out, n -1."""
+        answers = self._answers[self._outcome_key(row)]
+        for is_summed in (False, True):
+            answers[_said(row, is_summed)] += n
 
     def _check_rebuilt(self, row: dict[str, Any]) -> None:
         """A rebuild moves and restores messages again that come again: as an earlier answer has said."""
@@ -398,13 +407,16 @@ class Accounts:
         if row["request_id"].startswith("rebuild-"):
             return
         is_of_command = row["request_id"] in self.commands
+        n, said = row["n_named"] or 1, _said(row, is_summed=row["n_named"] > 0)
+        if not row["request_id"].startswith("not-delivered-"):
+            written = {one: m for one, m in self._answers[key].items() if m > 0}
+            require(written.get(said, 0) >= n, f"told {n} times {said} of {key}, and `outcomes` has {written}")
         if row["is_repeat"] and is_of_command:
             self.commands[row["request_id"]].n_told_again += 1
         if row["is_repeat"] and self.n_rebuilds:  # which tells the last answers again: they may not have been told
-            self._told_again[key] += row["n_named"] or 1
+            self._told_again[key] += n
         if row["is_repeat"] and (is_of_command or self.n_rebuilds):
             return
-        n = row["n_named"] or 1
         if self._told[key] + n > self._recorded[key] and self._may_be_told[key] >= n:
             self._may_be_told[key] -= n
             return
@@ -633,6 +645,16 @@ class Accounts:
         is_vague = account.is_moved or (row["subscription"] in self._shaped and row["operation"] == "POSTPONE")
         require(is_right or is_vague, f"{what} to {due}, and not to {asked}")
         account.due, account.is_moved = due, True
+
+
+def _said(row: Mapping[str, Any], is_summed: bool) -> tuple[Any, ...]:
+    """Returns what an outcome says beside what it is about: a row of the table, and what is told of it, alike."""
+    texts = tuple(row[name] or "" for name in ("topic", "reason"))
+    if is_summed:
+        return texts
+    due = row["deliver_at"] if row["operation"] == "SCHEDULE" else 0
+    place = tuple(row[name] for name in ("ledger_id", "entry_id", "batch_index"))
+    return *texts, *place, row["superseded_by"] or "", row["schedule_key"] or "", row["occurrence"] or 0, due or 0
 
 
 def _soonest(command: Command, due: int) -> int:

@@ -12,6 +12,7 @@ from unittest import mock
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 import streaming.source.reader
 import warehouse.delta.commits
@@ -60,7 +61,7 @@ from tracker.buckets.time_slots import SLOT_MILLIS
 from tracker.commands import decode
 from tracker.commands.decide import NEW_TIMES
 from tracker.commands.occurrences import Occurrences
-from tracker.commands.repeats import RequestLog
+from tracker.commands.repeats import Repeats, RequestLog
 from tracker.commands.waiting import WaitingCommands
 from tracker.expiry import Expiring
 from tracker.in_flight import InFlight
@@ -77,6 +78,7 @@ from tracker.schemas import COMMAND_ROWS, OUTCOME_ROWS
 from tracker.shaping.shaper import Shaper
 from tracker.shaping.token_bucket import OpenTime
 from tracker.shard import Shard
+from tracker.wire.delaylake_pb2 import Result
 from warehouse import unseen_entries
 from warehouse.audit import accounts as audit
 from warehouse.delta.fencing import PauseWatch
@@ -781,6 +783,17 @@ def _a_filter_names_what_was_delivered() -> Planted:
     return mock.patch.object(Snapshot, "__init__", opened)
 
 
+def _a_repeat_finds_done_what_it_asks_for() -> Planted:
+    def done(found: Any, *_: Any) -> Any:
+        repeated, others = found
+        at, applied = repeated.schema.get_field_index("result"), int(Result.APPLIED)
+        is_applied = pc.equal(repeated["result"], applied)
+        results = pc.if_else(is_applied, int(Result.ALREADY_APPLIED), repeated["result"])
+        return repeated.set_column(at, OUTCOME_ROWS.field("result"), results.cast(pa.int32())), others
+
+    return _after(Repeats, "answer_again", done)
+
+
 PLANTED: dict[str, Callable[[], Planted]] = {
     "the epoch is not checked before a commit": _epoch_not_checked,
     "nor before anything is sent": _sent_without_a_look_at_the_epoch,
@@ -815,6 +828,7 @@ PLANTED: dict[str, Callable[[], Planted]] = {
     "outcomes are told under another name after each start": _told_under_another_name_after_each_start,
     "a command's barrier is one entry short": _barrier_one_entry_short,
     "a repeated command is applied again": _repeats_not_recognized,
+    "a repeated command is told that it had been done before": _a_repeat_finds_done_what_it_asks_for,
     "a pause changes nothing": _pauses_change_nothing,
     "a resumed round leaves its first message out": _a_round_leaves_its_first_message_out,
     "cancels are not kept": _cancels_not_kept,

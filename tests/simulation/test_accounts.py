@@ -86,3 +86,21 @@ def test_nor_is_an_occurrence_early_then() -> None:
     oracle.schedules.arrived(arrival(occurrence=1), NOW)
     with pytest.raises(BrokenGuaranteeError, match="1000 ms early"):
         oracle.schedules.arrived(arrival(occurrence=2), NOW)
+
+
+@pytest.mark.parametrize(
+    ("change", "is_right"),
+    [({}, True), ({"result": "ALREADY_APPLIED"}, False), ({"reason": "late"}, False), ({"batch_index": 1}, False)],
+)
+def test_a_repeat_is_told_what_the_table_has(change: dict[str, Any], is_right: bool) -> None:
+    oracle = oracle_of(message())
+    command = Command("1", "CANCEL", SOURCE, [("7:3", -1)], frozenset({"a"}), NOW, NOW - 1)
+    oracle.accounts.add_command(command)
+    row = answer(command, "APPLIED")
+    oracle.accounts.recorded(row)
+    told = {**row, "is_repeat": True, "n_named": 0, "deliver_at": 0, **change}
+    if is_right:
+        oracle.accounts.told(told)
+        return
+    with pytest.raises(BrokenGuaranteeError, match="told 1 times"):
+        oracle.accounts.told(told)
