@@ -8,9 +8,13 @@ import pyarrow as pa
 import pytest
 
 from tests.simulation.accounts import BrokenGuaranteeError, Command
+from tests.simulation.added import ADDED
+from tests.simulation.auditing import check_nothing_waits
 from tests.simulation.expected import Arrival, Expected, Repeat
 from tests.simulation.oracle import Oracle
 from tracker.entry_log import ENTRIES
+from warehouse.audit.accounts import Audit
+from warehouse.audit.broker_comparison import Comparison
 from warehouse.schemas import OUTCOMES, REJECTS
 
 NOW = 1_000_000  # ms since the epoch
@@ -104,3 +108,17 @@ def test_a_repeat_is_told_what_the_table_has(change: dict[str, Any], is_right: b
         return
     with pytest.raises(BrokenGuaranteeError, match="told 1 times"):
         oracle.accounts.told(told)
+
+
+@pytest.mark.parametrize("waits", ["pending", "overdue"])
+def test_an_audit_has_nothing_that_waits_when_nothing_does(waits: str) -> None:
+    for name in ("a", ADDED):
+        counts = [{"topic": SOURCE, "subscription": name, "delivered": 1, "pending": int(waits == "pending")}]
+        overdue = {"count": 1, "examples": [{"topic": SOURCE, "subscription": name, "position": POSITION}]}
+        findings = {"overdue": overdue} if waits == "overdue" else {}
+        audit = Audit(1, 0, counts, findings, Comparison())
+        if name == ADDED:  # what it got when it was taken out may never be recorded
+            check_nothing_waits(audit)
+            continue
+        with pytest.raises(BrokenGuaranteeError, match="nothing waits, and an audit has"):
+            check_nothing_waits(audit)
