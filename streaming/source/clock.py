@@ -162,7 +162,6 @@ class Clock:
                 rule = large.rule if large.after else index.large_rule(version, last.load_horizon, load)
                 large = self._large(last, feedback, index.large_due(version, rule, last.large_to, load), rule)
             near = near if is_set_back else max(last.near_until, near)
-            marks = [*marks, [seal_epoch, tick, last.near_until]]
             # A message that was due by then and waits for a place is neither delivered nor sealed.
             settled_until = feedback.settled + 1
             if feedback.next_due is not None:
@@ -173,6 +172,9 @@ class Clock:
         cutoff = min(furthest_cutoff, near - 1)
         if not is_set_back:
             cutoff = max(last.cutoff, cutoff)
+        if seal_epoch != last.seal_epoch:
+            # After a standstill the cutoff is beyond the last `near_until`: what comes in by then is not sealed either.
+            marks = [*marks, [seal_epoch, tick, max(last.near_until, cutoff + 1)]]
         unwritable = last.unwritable if feedback.unwritable is None else feedback.unwritable
         return Offset(
             tick=tick,

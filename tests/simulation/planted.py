@@ -379,6 +379,18 @@ def _durable_before_settled() -> Planted:
     return mock.patch.object(Clock, "next", following)
 
 
+def _durable_while_what_came_overdue_waits() -> Planted:
+    original = Clock.next
+
+    def following(self: Clock, last: Offset, at: Any, feedback: Any, index: Any) -> Offset:
+        offset = original(self, last, at, feedback, index)
+        if offset.seal_epoch == last.seal_epoch:
+            return offset
+        return replace(offset, marks=[*offset.marks[:-1], [*offset.marks[-1][:2], last.near_until]])
+
+    return mock.patch.object(Clock, "next", following)
+
+
 def _durable_before_confirmed() -> Planted:
     original = Clock.next
 
@@ -820,6 +832,7 @@ PLANTED: dict[str, Callable[[], Planted]] = {
     "what is not answered counts as arrived": _unanswered_counts_as_arrived,
     "a lost task counts as done": _a_lost_task_counts_as_done,
     "durable before it is settled": _durable_before_settled,
+    "what came overdue is durable while it waits for a place": _durable_while_what_came_overdue_waits,
     "durable before it is confirmed": _durable_before_confirmed,
     "a shard's result depends on more than its input": _a_shard_with_a_memory_of_its_own,
     "an entry is not written down": _a_message_in_two_shards,

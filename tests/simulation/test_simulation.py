@@ -29,9 +29,7 @@ def run(*arguments: str) -> str:
     return done.stdout
 
 
-# Seed 4 shows a defect that is not mended: a message that waits for a place under a rate, and is skipped for another
-# subscription as it comes, is acknowledged before a table has it. Only the loss of the checkpoint then loses it.
-@pytest.mark.parametrize(("first", "seeds"), [(5, 6), pytest.param(11, 24, marks=pytest.mark.chaos)])
+@pytest.mark.parametrize(("first", "seeds"), [(0, 6), pytest.param(6, 24, marks=pytest.mark.chaos)])
 def test_the_guarantees_hold_whatever_fails(first: int, seeds: int) -> None:
     summary = json.loads(run("--seed", f"{first}", "--seeds", f"{seeds}", "--output", "json"))
     assert summary["seeds"] == seeds

@@ -334,7 +334,7 @@ class ShardModel(RuleBasedStateMachine):
             # As the clock does: a seal epoch is durable when all that was due before it went unsealed is confirmed.
             while self.marks and self.marks[0][1] <= self.confirmed and self.marks[0][2] <= self.settled + 1:
                 self.durable_through = self.marks.pop(0)[0]
-            self.marks.append((self.seal_epoch, self.tick, self.near))
+            self.marks.append((self.seal_epoch, self.tick, max(self.near, cutoff + 1)))
             self.near = max(self.near, cutoff + self.NEAR_MILLIS)
             self.load = max(self.load, cutoff + self.AHEAD_MILLIS)
         self.cutoff = cutoff

@@ -327,7 +327,7 @@ def test_a_seal_epoch_is_durable_when_all_of_it_is_settled() -> None:
     """Settled: what went unsealed was due before the mark's time, and is delivered."""
     ticks = Ticks()
     first = ticks.next()
-    assert first.marks == [[1, 1, 0]]
+    assert first.marks == [[1, 1, first.cutoff + 1]]
     second = ticks.later(5_000).next(confirmed=1, settled=first.cutoff)
     assert (second.durable_through, second.marks) == (1, [[2, 2, first.near_until]])
     # Confirmed, but what was near then is not delivered yet.
@@ -410,3 +410,17 @@ def test_a_seal_epoch_is_not_durable_while_a_message_of_it_waits_for_a_place() -
     assert (given.durable_through, [mark[0] for mark in given.marks]) == (1, [2, 3, 4])
     sent = ticks.later(5_000).next(confirmed=waits.tick, settled=settled, next_due=first.near_until)
     assert sent.durable_through >= 2
+
+
+def test_after_a_standstill_a_seal_epoch_is_not_durable_while_a_message_that_came_overdue_waits_for_a_place() -> None:
+    """The cutoff has passed the last `near_until` by then: what came in and is due in between is not sealed either."""
+    ticks = Ticks()
+    first = ticks.next()
+    back = ticks.later(40_000).next(confirmed=1, settled=first.cutoff)
+    assert back.cutoff >= first.near_until
+    waits = ticks.later(5_000).next(confirmed=back.tick, settled=back.cutoff, next_due=back.cutoff)
+    assert waits.durable_through < back.seal_epoch
+    given = ticks.later(5_000).next(confirmed=back.tick, settled=back.cutoff, next_due=back.cutoff + 1)
+    assert given.durable_through < back.seal_epoch  # it may have got its place in `waits`
+    sent = ticks.later(5_000).next(confirmed=waits.tick, settled=waits.cutoff, next_due=waits.cutoff + 1)
+    assert sent.durable_through >= back.seal_epoch
