@@ -87,6 +87,7 @@ class AuditRun:
             for one in oracle.wanted(route.source)
             if entry_of(one[0]) in oracle.durable["delayed_index"]
             and not oracle.recorded[one]
+            and one not in oracle.parked
             and not oracle.accounts.is_shaped(one[1])  # those have times of their own while they wait
             and oracle.accounts.accounts[one].due < now - OVERDUE_MILLIS
         }

@@ -14,7 +14,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from tests.simulation.accounts import Accounts, BrokenGuaranteeError, Pair
+from tests.simulation.accounts import Accounts, BrokenGuaranteeError, Pair, require
 from tests.simulation.added import ADDED, Added
 from tests.simulation.expected import Arrival, Chunked, Expected, entry_of
 from tests.simulation.importing import ImportedItems, is_imported
@@ -26,6 +26,8 @@ from tests.simulation.recurring import Schedules
 from tests.simulation.rejected import Rejected
 from tests.simulation.schedule_keys import ScheduleKeys
 from tests.simulation.shaped import Rates, Windows
+from tracker.message_state.changes import HELD_DELIVER_AT
+from tracker.messages import position_texts
 from tracker.wire.delaylake_pb2 import Result
 
 _CONFIRMED_MILLIS = 30_000  # after which what was put aside is not sent again; a second where nothing is slow
@@ -50,11 +52,15 @@ class Oracle:
     taken_at: dict[str, int] = field(default_factory=dict)  # by entry: since when a table has it, ms since the epoch
     last_delivery: int = 0  # when the last message that `deliveries` has was sent, ms since the epoch
     acknowledged: int = 0
+    parked: set[Pair] = field(default_factory=set)  # now or earlier: it is due when its subscription goes on
     chunks: dict[str, Chunked] = field(default_factory=dict)  # by entry
 
     def __post_init__(self) -> None:
         self._deleted: dict[str, set[str]] = defaultdict(set)  # by table: entries whose rows nobody needed any more
         self._may_come_again: set[Pair] = set()  # delivered before the backup that was restored elsewhere
+        # By table and position: which subscriptions have a row for good; None: all.
+        self._kept_for: dict[str, dict[str, set[str | None]]] = defaultdict(lambda: defaultdict(set))
+        self._positions: dict[str, list[str]] = defaultdict(list)  # by entry
         self.rejected = Rejected(self.expected)
         self.keys = ScheduleKeys(self.accounts, self.taken_at)
         self.rates = Rates()
@@ -72,6 +78,7 @@ class Oracle:
     def sent(self, position: str, expected: Expected) -> None:
         """A message is in a source topic."""
         self.expected[position] = expected
+        self._positions[entry_of(position)].append(position)
         self._published_at[position] = self.now()
         if expected.rejected_for:
             self.accounts.add_rejected(position)
@@ -134,6 +141,7 @@ class Oracle:
     def replaced(self, table: str, rows: pa.Table) -> None:
         """A rebuild has written a table anew: it has these rows alone."""
         self.durable[table] = set(self._deleted[table])
+        self._kept_for[table].clear()
         self._note_durable(table, rows)
         if table == "rejects":
             of_topic = pc.equal(rows["topic"], TOPIC)
@@ -258,6 +266,13 @@ class Oracle:
             for ledger, entry in zip(*(rows[name].to_pylist() for name in names), strict=True):
                 self.durable[table].add(f"{ledger}:{entry}")
                 self.taken_at.setdefault(f"{ledger}:{entry}", self.now())
+        if table in ("delayed_index", "rejects", "deliveries"):
+            subscriptions = [None] * rows.num_rows if table == "rejects" else rows["subscription"].to_pylist()
+            for position, name in zip(position_texts(rows).to_pylist(), subscriptions, strict=True):
+                self._kept_for[table][position].add(name)
+            if table == "delayed_index":
+                held = rows.filter(pc.equal(rows["deliver_at"], HELD_DELIVER_AT))
+                self.parked |= {*zip(position_texts(held).to_pylist(), held["subscription"].to_pylist(), strict=True)}
 
     def stored(self, table: str, rows: pa.Table) -> None:
         """Rows are in a table, and no loss of power takes them."""
@@ -303,8 +318,21 @@ class Oracle:
             is_there = any(entry in self.durable[table] for table in tables)
             if not is_there and not self.accounts.is_gone(entry) and not self.schedules.are_over(entry):
                 raise BrokenGuaranteeError(f"{entry} is acknowledged, and no table has it for good")
+            for position in self._positions[entry]:
+                for name in sorted(self.expected[position].subscriptions):
+                    kept = self._is_kept(position, name) or self.schedules.are_over(entry)
+                    require(kept, f"{entry} is acknowledged, and no table has {position} of {name} for good")
             if entry not in self.durable["entries"]:
                 raise BrokenGuaranteeError(f"{entry} is acknowledged, and `entries` does not have it for good")
+
+    def _is_kept(self, position: str, name: str) -> bool:
+        """Whether a table has a message for a subscription for good, or had it, or nobody gets it any more."""
+        account = self.accounts.accounts.get((position, name))
+        return (
+            (account is not None and (account.is_gone or account.is_unsure))
+            or entry_of(position) in self._deleted["delayed_index"]
+            or any(not {None, name}.isdisjoint(kept[position]) for kept in self._kept_for.values())
+        )
 
     def check_end(self, n_acknowledged: int) -> None:
         """Some time after the last fault, and after all was due: nothing waits any more."""

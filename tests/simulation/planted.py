@@ -982,8 +982,13 @@ RATES: dict[str, dict[str, float]] = {
         "crash": 0.015,
         "connection lost": 0.05,
     },
-    "durable before it is confirmed": _LOST,
+    "durable before it is confirmed": {
+        **_PLAIN,
+        **dict.fromkeys(("crash", "pause", "power loss", "checkpoint lost"), 0.0),
+        "topic offline": 0.03,
+    },
     "durable before it is settled": _LOST,
+    "what came overdue is durable while it waits for a place": {**_PLAIN, **_RARER, "topic offline": 0.05},
     "an offset that another job has replaced is taken": {"write hangs": 0.03},
     "who hung in the write of an offset makes its batch": {**_PLAIN, **_RARER, "write hangs": 0.1},
     "what is late is sent at once": {**_PLAIN, **_RARER, "broker ends": 0.04, "topic offline": 0.05},
@@ -1015,7 +1020,6 @@ NOT_FOUND = frozenset(
         "a producer is opened after its end",
         "cold schedule keys are forgotten",
         "offset and input not forced to the disk",
-        "durable before it is confirmed",
         "a rebuild waits for nobody",
         "a rebuild forgets pauses",
     }
