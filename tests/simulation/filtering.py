@@ -31,12 +31,12 @@ from jobs.options import Output
 from tests.simulation.accounts import BrokenGuaranteeError, Pair, require
 from tests.simulation.broker import Admin
 from tests.simulation.expected import entry_of
-from tests.simulation.live_tables import LiveTables, open_live
+from tests.simulation.live_tables import open_live, require_old
 from tests.simulation.retaining import delivered_for_good, pairs_of
 from tests.simulation.scheduler import STAND_INS, Process
 from tracker.commands.kinds import POSTPONE, RESCHEDULE, SKIP
 from tracker.wire.delaylake_pb2 import ControlCommand
-from warehouse.queries.listing import PendingFilter
+from warehouse.queries.listing import PendingFilter, VersionGoneError
 
 if TYPE_CHECKING:
     from tests.simulation.world import World
@@ -85,7 +85,6 @@ class Filters:
         self.are_used = self._chance.random() < world.plan.rates.get("seeds with filters", 0.0) and is_plain
         self.send: Callable[[ControlCommand], None] = lambda message: None
         self._n = self._n_changes = 0
-        self._tables: LiveTables | None = None
 
     def begin(self, asked: Asked) -> None:
         """Somebody starts a command, unless the tables are lost."""
@@ -99,10 +98,8 @@ class Filters:
 
     def _run(self, process: Process, asked: Asked) -> None:
         world = self._world
-        if self._tables is None:
-            self._tables = LiveTables(world)
         most = _MOST if self._chance.random() < 0.2 else _USUAL_MOST
-        world.rebuilds[process] = change = FilteredChange(world, self._tables, asked, most)
+        world.rebuilds[process] = change = FilteredChange(world, asked, most)
         why = "it is done"
         try:
             why = change.run()
@@ -117,10 +114,6 @@ class Filters:
         """Returns what the request ids of a change begin with, which else is drawn at random."""
         self._n_changes += 1
         return f"f{self._n_changes}"
-
-    def remove(self) -> None:
-        if self._tables is not None:
-            self._tables.remove()
 
 
 @dataclass(frozen=True)
@@ -194,11 +187,12 @@ def _indexed(world: World, topic: str) -> tuple[dict[Pair, set[int]], set[Pair]]
 class FilteredChange:
     """A run of a command by a filter. What it names is held against the accounts before and after it has read."""
 
-    def __init__(self, world: World, tables: LiveTables, asked: Asked, most: int) -> None:
-        self._world, self.copy, self._asked, self._most = world, tables, asked, most
+    def __init__(self, world: World, asked: Asked, most: int) -> None:
+        self._world, self.copy, self._asked, self._most = world, world.live_tables(), asked, most
         for name in world.logs:
-            tables.bring(name)
+            self.copy.bring(name)
         self._before = _Known.of(world, asked.topic)
+        self._began_at = world.scheduler.now
 
     def run(self) -> str:
         """Returns how it ended."""
@@ -221,6 +215,9 @@ class FilteredChange:
         except TooManyError as error:
             n = sum(one.topic == asked.topic for one in self._world.oracle.expected.values())
             require(n > self._most, f"{error}, and {n} were sent")
+            return str(error)
+        except VersionGoneError as error:
+            require_old(f"{asked}", self._world.scheduler.now - self._began_at, error)
             return str(error)
         require(found["matched"] <= self._most, f"{found['matched']} were changed, and {self._most} at most may be")
         return f"{found['matched']} match"

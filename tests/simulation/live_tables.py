@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import tempfile
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,11 +12,16 @@ import deltalake
 import pyarrow as pa
 
 from tests.simulation import tables as fake_tables
-from tests.simulation.rebuilding import empty_tables
+from tests.simulation.accounts import require
+from tests.simulation.file_times import STRETCH, FileTimes
+from tests.simulation.rebuilding import empty_tables, sorted_rows
 from warehouse.delta.opening import open_table
 
 if TYPE_CHECKING:
+    from tests.simulation.retaining import Listing
     from tests.simulation.world import World
+
+KEPT_MILLIS = 20_000  # of an old version of a table
 
 
 class Place:
@@ -47,12 +53,18 @@ class LiveTables(Place):
     """The warehouse, as Delta tables that have what those in memory had when they were last brought up to date.
 
     Before a table is opened it gets what has been committed meanwhile: so the job goes on between two tables.
+
+    Attributes:
+        listings: that somebody reads, page after page.
     """
 
     def __init__(self, world: World) -> None:
         super().__init__(world, "warehouse")
-        shutil.copytree(empty_tables(), self.folder, dirs_exist_ok=True)
+        self.listings: list[Listing] = []
+        shutil.copytree(empty_tables(KEPT_MILLIS * STRETCH), self.folder, dirs_exist_ok=True)
         self._brought: dict[str, list[fake_tables.Commit]] = {name: [] for name in world.logs}
+        self._times = {name: FileTimes(self.folder / name) for name in world.logs}
+        self.note_files()
 
     def bring(self, name: str) -> None:
         log, before = self._world.logs[name], self._brought[name]
@@ -60,19 +72,52 @@ class LiveTables(Place):
         if len(log.commits) == n and all(map(_is_same, log.commits, before)):
             return
         new = log.commits[n:]
-        is_longer = all(map(_is_same, log.commits, before)) and not any(commit.replaces for commit in new)
-        if is_longer:
-            parts = [commit.rows for commit in new if commit.rows is not None]
-            rows = pa.concat_tables(parts) if parts else log.schema.empty_table()
+        if all(map(_is_same, log.commits, before)) and not any(commit.replaces for commit in new):
+            for commit in new:
+                rows = log.schema.empty_table() if commit.rows is None else commit.rows
+                self._write(name, rows, "append", commit.transactions)
         else:  # a power loss has taken some of them, or rows were deleted
-            rows = log.rows(log.newest)
-        numbers = log.transactions(log.newest)
+            self._write(name, log.rows(log.newest), "overwrite", log.transactions(log.newest))
+        self.has_brought(name)
+        self.note_files()
+
+    def _write(self, name: str, rows: pa.Table, mode: str, numbers: Mapping[str, int]) -> None:
         properties = deltalake.CommitProperties(
             app_transactions=[deltalake.Transaction(app, number) for app, number in numbers.items()]
         )
-        mode = "append" if is_longer else "overwrite"
         deltalake.write_deltalake(open_table(self.uri, name), rows, mode=mode, commit_properties=properties)  # type: ignore[call-overload]
-        self._brought[name] = [*log.commits]
+
+    def has_brought(self, name: str) -> None:
+        """The table has what the one in memory has."""
+        self._brought[name] = [*self._world.logs[name].commits]
+
+    def has_other_rows(self, name: str) -> None:
+        """The table has other rows than the one in memory: it is written anew before it is opened next."""
+        self._brought[name] = []
+
+    def rows(self, name: str) -> pa.Table:
+        """The rows that a table has now."""
+        return sorted_rows(open_table(self.uri, name), name, self._world.logs[name].schema)
+
+    def note_files(self) -> None:
+        """Notes which files have come by now."""
+        for times in self._times.values():
+            times.note(self._world.scheduler.now)
+
+    def vacuum(self, name: str, work: Callable[[], int]) -> int:
+        """Vacuums a table by the simulated clock: what was needed within the time to keep is there after it."""
+        times, now = self._times[name], self._world.scheduler.now
+        times.set(now)
+        before = times.files()
+        current = {file.rpartition("/")[2] for file in open_table(self.uri, name).file_uris()}
+        done = work()
+        kept_from = now - KEPT_MILLIS / 1000
+        for file in sorted(before - times.files()):
+            since = times.removed_at.get(file, times.written_at[file])
+            require(file not in current, f"{file} of {name} is vacuumed, and the table has it")
+            require(since <= kept_from, f"{file} of {name} is vacuumed {now - since:.1f} s after it was needed")
+        times.note(now)
+        return done
 
 
 def open_live(world: World, where: str, name: str, version: int | None = None) -> Any:
@@ -82,6 +127,11 @@ def open_live(world: World, where: str, name: str, version: int | None = None) -
         world.point(f"{running.copy.what}: {name} is opened")
         running.copy.bring(name)
     return open_table(where, name, version)
+
+
+def require_old(what: str, seconds: float, error: Exception) -> None:
+    """A reader may be told that the version that it reads is gone, but only when it is older than versions are kept."""
+    require(seconds > KEPT_MILLIS / 1000, f"{what}, begun {seconds:.1f} s before: {error}")
 
 
 def _is_same(one: fake_tables.Commit, other: fake_tables.Commit) -> bool:

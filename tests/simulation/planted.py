@@ -13,6 +13,7 @@ from unittest import mock
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+from deltalake import DeltaTable
 
 import streaming.source.reader
 import warehouse.delta.commits
@@ -806,6 +807,15 @@ def _a_repeat_finds_done_what_it_asks_for() -> Planted:
     return _after(Repeats, "answer_again", done)
 
 
+def _a_vacuum_keeps_no_version() -> Planted:
+    original = DeltaTable.vacuum
+
+    def vacuum(self: DeltaTable, dry_run: bool, full: bool) -> list[str]:
+        return original(self, retention_hours=0, dry_run=dry_run, enforce_retention_duration=False, full=full)
+
+    return mock.patch.object(DeltaTable, "vacuum", vacuum)
+
+
 PLANTED: dict[str, Callable[[], Planted]] = {
     "the epoch is not checked before a commit": _epoch_not_checked,
     "nor before anything is sent": _sent_without_a_look_at_the_epoch,
@@ -887,6 +897,7 @@ PLANTED: dict[str, Callable[[], Planted]] = {
     "a subscription has the number of its place in the settings": _numbers_of_subscriptions_from_the_settings,
     "a window closes 20 seconds too late": _a_window_closes_too_late,
     "retention deletes what waits": _retention_of_what_waits,
+    "a vacuum keeps no version": _a_vacuum_keeps_no_version,
     "an import knows nothing of earlier ones": lambda: mock.patch.object(importing, "_known", return_value=set()),
     "what is imported of a topic is acknowledged before": _acknowledged_before_it_is_imported,
     "parts of an imported file have one number": _parts_of_a_file_with_one_number,
@@ -996,6 +1007,7 @@ RATES: dict[str, dict[str, float]] = {
     "a subscription that is named again stays out": {**_PLAIN, **_RARER, "route edited": 1.0, "crash": 0.01},
     "a subscription has the number of its place in the settings": {"route edited": 0.5, "crash": 0.015},
     "retention deletes what waits": {"maintenance": 0.2},
+    "a vacuum keeps no version": {**_PLAIN, **_RARER, "maintenance": 0.2},
     **{name: {"seeds with filters": 1.0, "maintenance": 0.0} for name in PLANTED if name.startswith("a filter ")},
     "what is sent in part counts as sent": {**_PLAIN, **_RARER, "unload": 0.15},
     "chunks are sent again under one UUID": {"connection lost": 0.03},

@@ -126,11 +126,11 @@ class Copy:
 
 
 @cache
-def empty_tables() -> Path:
+def empty_tables(keep_versions_millis: int = 6 * 3_600_000) -> Path:
     """Makes the tables, once in a process and outside of a simulation: a copy of them is there sooner than new ones."""
     folder = Path(tempfile.mkdtemp(prefix="delaylake-rebuild-", dir="/dev/shm"))
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
-    create_tables(Tables(f"file:{folder}"))
+    create_tables(Tables(f"file:{folder}"), keep_versions_millis=keep_versions_millis)
     return folder
 
 

@@ -20,7 +20,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from deltalake import Schema
-from deltalake.exceptions import CommitFailedError
+from deltalake.exceptions import CommitFailedError, DeltaError
 
 from tests.simulation.conditions import answer
 from tracker.messages import concat
@@ -72,6 +72,7 @@ class Log:
 
     def __post_init__(self) -> None:
         self.commits = [Commit(None, {}, is_forced=True)]
+        self.first = 0  # the first version that is there: who vacuums removes old ones
         self._rows: dict[int, pa.Table] = {}
 
     @property
@@ -139,6 +140,8 @@ class Table:
         self._log = log
         self._point = point
         self._version = log.newest if version is None else version
+        if self._version < log.first:
+            raise DeltaError(f"{log.name} has no version {self._version} any more")
         self.table_uri = log.name
 
     def version(self) -> int:

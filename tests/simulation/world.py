@@ -65,17 +65,19 @@ from tests.simulation.commands import Operators
 from tests.simulation.disk import Disk
 from tests.simulation.expected import Arrival
 from tests.simulation.faults import USUAL_RATES, Fault, Faults
+from tests.simulation.file_times import STRETCH
 from tests.simulation.filtering import FilteredChange, Filters, filter_names
 from tests.simulation.importing import TOPIC as IMPORTED_TOPIC
 from tests.simulation.importing import Import, OtherSystem, as_imported, import_names
 from tests.simulation.job_start import JobStart
+from tests.simulation.live_tables import KEPT_MILLIS, LiveTables
 from tests.simulation.load import IN_CHUNKS, KINDS, Producers
 from tests.simulation.long_pause import HOURS, LongPause
 from tests.simulation.oracle import Oracle
 from tests.simulation.parcels import TOPIC as CHANGED_TOPIC
 from tests.simulation.rebuilding import Rebuild, create_tables, empty_tables, rebuild_names
 from tests.simulation.replicating import TAKEN_KINDS, Replication
-from tests.simulation.retaining import Maintenance
+from tests.simulation.retaining import Maintenance, maintenance_names
 from tests.simulation.scheduler import EPOCH_SECONDS, Process, Scheduler, Task
 from tests.simulation.source_topics import SourceTopics
 from tests.simulation.spark import StateDamagedError
@@ -181,6 +183,7 @@ class World:
         self.points: Counter[str] = Counter()
         self.fallen_at: Counter[tuple[str, str]] = Counter()  # by side effect and kind of fault
         empty_tables()
+        empty_tables(KEPT_MILLIS * STRETCH)
         self.disk = Disk(Path(tempfile.mkdtemp(prefix="delaylake-simulation-", dir="/dev/shm")))
         self.cluster = Cluster(self.scheduler, self.faults)
         self.cluster.on_stored, self.cluster.on_acknowledged = self._stored, self._acknowledged
@@ -269,6 +272,8 @@ class World:
         self.audits = Audits(self)
         of_rates = random.Random(f"publish rates {plan.seed}")
         self.cluster.has_rates = of_rates.random() < plan.rates.get("seeds with publish rates", 0.0)
+        self._live_tables: list[LiveTables] = []  # one for each warehouse; the last is that of now
+        self._versions: list[tuple[float, dict[str, int]]] = []  # the newest of each table, by time, seconds
         self.needs_rebuild = ""  # why
         self.has_begun = False  # the job has fenced off those before it
         self.may_refuse = False  # the checkpoint is not as a job has left it: a start may refuse it
@@ -562,6 +567,8 @@ class World:
     def lose_warehouse(self) -> None:
         """The place of the job is gone, with all processes there, the tables and the checkpoint."""
         self.trace("the warehouse is lost")
+        self._live_tables.append(LiveTables(self))
+        self._versions.clear()
         self.backups.is_lost = True
         for process in [*self.others, *self.reading(), *self.executors]:
             self.end(process)
@@ -580,6 +587,11 @@ class World:
         assert process is not None
         return self.rebuilds[process]
 
+    def committed(self, uri: str) -> None:
+        """What works on real tables has committed to one."""
+        one = self.rebuild_of()
+        (one if isinstance(one, Maintenance) else one.copy).committed(uri)
+
     def is_rebuilding(self) -> bool:
         """Whether the running process works on real tables."""
         return self.scheduler.process in self.rebuilds
@@ -589,6 +601,19 @@ class World:
         return self.backups.is_lost or any(
             isinstance(one, Rebuild | Import | Restore) for one in self.rebuilds.values()
         )
+
+    def live_tables(self) -> LiveTables:
+        """The warehouse as real tables, which all read and maintain."""
+        if not self._live_tables:
+            self._live_tables.append(LiveTables(self))
+        return self._live_tables[-1]
+
+    def forget_versions(self, name: str, seconds: float) -> None:
+        """Removes the versions of a table in memory after which there was another one so long ago, and before."""
+        before = [at for at, _ in self._versions if at <= self.scheduler.now - seconds]
+        if before:
+            kept = min(newest[name] for at, newest in self._versions if at >= before[-1])
+            self.logs[name].first = max(self.logs[name].first, kept)
 
     def maintaining(self) -> list[Process]:
         """The processes that maintain the tables."""
@@ -757,7 +782,6 @@ class World:
             why = str(error).replace(str(maintenance.copy.folder), "the copy")
         finally:
             del self.rebuilds[process]
-            maintenance.copy.remove()
         self.trace(f"maintenance ends: {why}")
         self.end(process)
 
@@ -890,7 +914,8 @@ class World:
                     self.scheduler.kill(process)
                 self.backups.remove()
                 self.other_system.remove()
-                self.filters.remove()
+                for one in self._live_tables:
+                    one.remove()
                 self.disk.remove()
         return Result(
             self.plan.seed,
@@ -1012,6 +1037,7 @@ class World:
             self.scheduler.after(0.1, partial(self._delete_destination, tries - 1))
 
     def _each_second(self) -> None:
+        self._versions.append((self.scheduler.now, {name: log.newest for name, log in self.logs.items()}))
         if self.long_pause.is_now:
             self.scheduler.at(self.long_pause.ends_at, self._each_second)
             return
@@ -1124,7 +1150,7 @@ def _world_names(world: World) -> dict[Any, dict[str, Any]]:
 
     def force_version(name: str, version: int) -> None:
         if world.is_rebuilding():
-            world.rebuild_of().copy.committed(name)
+            world.committed(name)
             return
         world.logs[name].force(version)
         world.point(f"commit {name}: forced")
@@ -1155,6 +1181,7 @@ def _world_names(world: World) -> dict[Any, dict[str, Any]]:
         **backup_names(world),
         **filter_names(world),
         **world.another_place.names(),
+        **maintenance_names(world),
         broker.protocol.building: {"secrets": SimpleNamespace(token_hex=lambda _: f"{next(world.attempts):016x}")},
         **import_names(world),
         **audit_names(world),

@@ -116,3 +116,8 @@ def reading_files(warehouse: str) -> Iterator[None]:
         if isinstance(error, OSError) or _OF_A_FILE.match(str(error)):
             raise _unreadable(warehouse, error) from error
         raise
+
+
+def is_gone(error: Exception) -> bool:
+    """Whether an error of a query says that a file is not there, or not any more."""
+    return "not found" in str(error).lower()

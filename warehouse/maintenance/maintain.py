@@ -127,6 +127,7 @@ def maintain(
     Raises:
         UnderWayError: another process maintains or rebuilds the tables.
         MaintenanceError: a table is missing, or somebody else has removed files at the same time.
+        OutdatedError: the run has taken longer than old versions are kept.
         FencedError: somebody else has taken the warehouse over.
     """
     given = now

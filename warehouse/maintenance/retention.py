@@ -24,6 +24,7 @@ import pyarrow.compute as pc
 from deltalake import DeltaTable
 from deltalake.transaction import AddAction
 
+from conf.errors import DelayLakeError, UnreadableWarehouseError
 from conf.settings import Settings
 from tracker.commands.kinds import Effect
 from tracker.commands.repeats import ANSWERS_KEPT_MILLIS
@@ -39,7 +40,7 @@ from tracker.messages import (
     where,
 )
 from warehouse.delta.engine import LOCAL, Engine
-from warehouse.delta.opening import open_newest
+from warehouse.delta.opening import is_gone, open_newest, reading_files
 from warehouse.delta.snapshot import query_builder, run_sql
 from warehouse.delta.tables import Tables
 from warehouse.maintenance.past_occurrences import OccurrenceRetention
@@ -118,6 +119,10 @@ class Excess:
     expired: pa.Table | None
 
 
+class OutdatedError(DelayLakeError):
+    """The versions of the tables by which rows are looked at are gone. The message is one line."""
+
+
 class Retention:
     """Finds rows that can go, in the tables' newest versions at the time of the constructor's call.
 
@@ -129,6 +134,7 @@ class Retention:
 
     def __init__(self, settings: Settings, tables: Tables, now: int) -> None:
         self._names = subscription_names(settings)
+        self._warehouse = settings.warehouse
         self._control_topic = settings.control.topic
         self._memberships = Memberships.of(settings.warehouse)
         self._now = now
@@ -330,7 +336,22 @@ class Retention:
         return is_among(rows, found, _ENTRY)
 
     def _query(self, sql: Sql) -> pa.Table:
-        return run_sql(self._builder, sql)
+        """Runs a query over the tables' versions.
+
+        Raises:
+            OutdatedError: a vacuum has removed files of them.
+            UnreadableWarehouseError: they can't be read.
+        """
+        try:
+            with reading_files(self._warehouse):
+                return run_sql(self._builder, sql)
+        except UnreadableWarehouseError as error:
+            if is_gone(error):
+                raise OutdatedError(
+                    "the run has taken longer than the tables keep old versions (maintain.keep_versions_millis): "
+                    "what it has done stays, and the next run goes on"
+                ) from error
+            raise
 
 
 @dataclass(frozen=True)

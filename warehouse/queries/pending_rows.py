@@ -16,6 +16,7 @@ from deltalake.exceptions import DeltaError
 from conf.errors import UnreadableWarehouseError
 from tracker.message_state.changes import HELD_DELIVER_AT
 from tracker.messages import Int64Array, int64
+from warehouse.delta.opening import is_gone
 from warehouse.delta.snapshot import Snapshot
 from warehouse.delta.tables import ranges_of
 from warehouse.named_queries import NamedQueries, Sql, all_of, identifier, in_ranges, listed, literal
@@ -208,7 +209,7 @@ class PendingRows:
         try:
             return self.tables.sql(sql)
         except (DeltaError, OSError, UnreadableWarehouseError) as error:
-            if "not found" in str(error).lower():
+            if is_gone(error):
                 raise version_gone() from error
             raise
 

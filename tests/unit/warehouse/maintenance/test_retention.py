@@ -7,7 +7,7 @@ import json
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -23,11 +23,13 @@ from checkpoint_from_tables.rebuild.rebuild import rebuild
 from conf.settings import Settings, local_path
 from tests.support.fuzzing.examples import examples
 from tests.support.warehouse.rebuilt import without_destinations
-from tests.support.warehouse.tables import DAY, HOUR, NOW, TOPIC, make, rows
+from tests.support.warehouse.tables import DAY, HOUR, NOW, TOPIC, content, make, rows
 from tracker.message_state.changes import HELD_DELIVER_AT
 from warehouse.audit.accounts import run_audit
 from warehouse.delta.tables import Tables
+from warehouse.maintenance.compaction import FAN_IN
 from warehouse.maintenance.maintain import maintain
+from warehouse.maintenance.retention import OutdatedError
 from warehouse.routes.known_routes import subscription_names
 
 pytestmark = pytest.mark.slow
@@ -316,3 +318,16 @@ def test_rejects_of_a_topic_without_a_route_stay_with_their_entry_and_those_of_c
         append(tables, "entries", [{**at, "topic": OTHER}, {"topic": OTHER, "ledger_id": 2, "publish_time": NOW}])
         maintain(made, now=NOW)
         assert tables.sql("SELECT topic FROM rejects")["topic"].to_pylist() == [OTHER]
+
+
+def test_a_run_that_outlasts_the_versions_that_it_looks_at_says_so_and_the_next_one_goes_on() -> None:
+    made_entries = [Entry(n, TOPIC, [(NOW - 3 * DAY, (("CANCEL",), ("CANCEL",)))], 4 * DAY) for n in range(3 * FAN_IN)]
+    with warehouse() as (made, tables):
+        tables.create(keep_versions_millis=1)
+        write(tables, made_entries)
+        with pytest.raises(OutdatedError, match="keep_versions_millis"):
+            maintain(made, now=NOW)
+        before = content(tables, "delayed_index")
+        with suppress(OutdatedError):  # it deletes rows, with which this run outlasts a version again
+            maintain(made, now=NOW)
+        assert len(content(tables, "delayed_index")) < len(before)
