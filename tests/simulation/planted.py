@@ -950,6 +950,9 @@ PLANTED: dict[str, Callable[[], Planted]] = {
     "what is trimmed beside entries that are there is not counted": lambda: mock.patch.object(
         unseen_entries, "_n_messages", return_value=0
     ),
+    "what is trimmed beside entries that are there is counted twice": lambda: _after(
+        unseen_entries, "_n_messages", lambda n, *_: 2 * n
+    ),
     "a source topic that is made again is taken for the one before": _made_again_and_taken_for_the_one_before,
     "keyed messages are in the order of their entries, whatever their ledgers": (
         _keyed_messages_in_order_of_their_entries_alone
@@ -975,6 +978,7 @@ RATES: dict[str, dict[str, float]] = {
     "what a slow destination did not take counts as sent": {"seeds with publish rates": 1.0, "publish rate": 0.2},
     "what is skipped in a source topic is not named": _CHANGED,
     "what is trimmed beside entries that are there is not counted": _CHANGED,
+    "what is trimmed beside entries that are there is counted twice": _CHANGED,
     "a source topic that is made again is taken for the one before": _CHANGED,
     "keyed messages are in the order of their entries, whatever their ledgers": _COMMANDED,
     "an audit opens what is delivered before what has come": {**_AUDITED, **_RARER, "slow": 0.15},

@@ -12,6 +12,7 @@ from tests.simulation.added import ADDED
 from tests.simulation.auditing import check_nothing_waits
 from tests.simulation.expected import Arrival, Expected, Repeat
 from tests.simulation.oracle import Oracle
+from tests.simulation.parcels import SUBSCRIPTION, TOPIC, Parcels
 from tracker.entry_log import ENTRIES
 from warehouse.audit.accounts import Audit
 from warehouse.audit.broker_comparison import Comparison
@@ -24,7 +25,15 @@ POSITION = "7:3:-1:-1"
 
 def rows(schema: pa.Schema, **values: Any) -> pa.Table:
     """One row of the entry of POSITION, with these values; the others are null."""
-    row = {"ledger_id": 7, "entry_id": 3, "position": POSITION, "topic": SOURCE, **values}
+    row = {
+        "ledger_id": 7,
+        "entry_id": 3,
+        "partition": -1,
+        "batch_index": -1,
+        "position": POSITION,
+        "topic": SOURCE,
+        **values,
+    }
     return pa.Table.from_pylist([{name: row.get(name) for name in schema.names}], schema=schema)
 
 
@@ -122,3 +131,24 @@ def test_an_audit_has_nothing_that_waits_when_nothing_does(waits: str) -> None:
             continue
         with pytest.raises(BrokenGuaranteeError, match="nothing waits, and an audit has"):
             check_nothing_waits(audit)
+
+
+def parcels_of(*positions: str) -> Parcels:
+    """The account of a topic that admins change, with these messages, of which none is durable."""
+    oracle = Oracle(lambda: NOW)
+    for position in positions:
+        oracle.sent(position, Expected(TOPIC, NOW, frozenset({SUBSCRIPTION}), {"deliverAt": f"{NOW}"}, b"1"))
+    return oracle.parcels
+
+
+@pytest.mark.parametrize(("counted", "is_right"), [("1", False), ("2", True), ("3", False), ("up to 3", True)])
+def test_what_is_trimmed_is_counted_neither_too_low_nor_too_high(counted: str, is_right: bool) -> None:
+    parcels = parcels_of("7:4:-1:-1", "7:5:-1:-1")
+    parcels.taken(["7:4", "7:5"], "expired", is_nameless=False)
+    reason = f"not seen: {counted} messages by their indexes; the broker no longer has it"
+    parcels.recorded([{"position": "7:4:-1:-1", "reason": reason}])
+    if is_right:
+        parcels.check_end()
+        return
+    with pytest.raises(BrokenGuaranteeError, match="2 messages"):
+        parcels.check_end()
