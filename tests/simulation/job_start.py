@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import shutil
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -113,6 +114,7 @@ class JobStart:
             world.faults,
             run_id,
             world.may_hang,
+            partial(world.has_read, self._process),
         )
         ended: list[str] = []
         is_damaged: list[StateDamagedError] = []

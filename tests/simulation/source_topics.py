@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+import pyarrow.compute as pc
 
 from broker.protocol.building import batch_entry, single_entry
 from conf.settings import Route
+from streaming.batch_schema import InputKind
 from tests.simulation.accounts import require
 from tests.simulation.broker import Topic
 from tests.simulation.commands import Operators
@@ -87,6 +91,14 @@ class SourceTopics:
         topic = self._topic()
         left = len(topic.entries) - topic.n_acknowledged
         require(not left, f"{left} entries of {TOPIC} are not acknowledged")
+
+    def has_read(self, rows: Mapping[int, list[Any]]) -> None:
+        """The checkpoint has a batch of this input, by shard."""
+        bodies = [row.body for of_shard in rows.values() for row in of_shard if row.kind == InputKind.MESSAGES]
+        messages = InputKind.MESSAGES.body.read(bodies)
+        of_topic = messages.filter(pc.equal(messages["topic"], TOPIC))
+        ids = zip(of_topic["ledger_id"].to_pylist(), of_topic["entry_id"].to_pylist(), strict=True)
+        self.world.oracle.parcels.read(f"{ledger}:{entry}" for ledger, entry in ids)
 
     def _topic(self) -> Topic:
         return self.world.cluster.topic(TOPIC)

@@ -83,6 +83,7 @@ class Query:
         faults: that fall on tasks.
         name: no other query has it.
         before_rename: called with the path of an offset just before it is there: the file system may hang then.
+        on_done: called when the sink is done with a batch, with the rows of each shard that were its input.
     """
 
     def __init__(
@@ -96,8 +97,9 @@ class Query:
         faults: Faults,
         name: str = "query",
         before_rename: Callable[[Path], None] = lambda file: None,
+        on_done: Callable[[dict[int, list[Any]]], None] = lambda rows: None,
     ) -> None:
-        self._folder, self._name, self._before_rename = folder, name, before_rename
+        self._folder, self._name, self._before_rename, self._on_done = folder, name, before_rename, on_done
         self._reader, self._operator, self._keys, self._sink = reader, operator, keys, sink
         self._point, self._faults = point, faults
         self._states: dict[int, dict[tuple[Any, ...], tuple[bytes]]] = {}  # of the last batch, by key
@@ -149,15 +151,17 @@ class Query:
         # Of parts that tasks read the driver knows only what it has planned.
         parts = pickle.loads(pickle.dumps(self._reader.partitions(start, end)))  # what travels to the tasks
         self._point("planned")
+        rows: dict[int, list[Any]] = {}
 
         def run() -> list[Any]:
-            rows = self._read(parts)
+            rows.update(self._read(parts))
             if self._faults.is_now("parts read again"):  # the executor was lost that had what was read
                 self._point("read")
                 assert self._read(parts) == rows, f"batch {number} has other input when it is read again"
             return [row for key in self._keys for row in self._run_shard(number, key, rows[key])]
 
         self._sink(Batch(run), number)
+        self._on_done(rows)
         self._point("sink done")
         self._loaded = number
         self._write("commits", str(number), b"v1\n{}")

@@ -152,3 +152,22 @@ def test_what_is_trimmed_is_counted_neither_too_low_nor_too_high(counted: str, i
         return
     with pytest.raises(BrokenGuaranteeError, match="2 messages"):
         parcels.check_end()
+
+
+@pytest.mark.parametrize("is_lost", [False, True])
+def test_what_the_job_has_read_of_a_topic_that_is_deleted_comes_unless_the_checkpoint_is_lost(is_lost: bool) -> None:
+    parcels = parcels_of("7:4:-1:-1", "7:5:-1:-1")
+    parcels.read(["7:4"])
+    parcels.deleted(["7:4", "7:5"], n_acknowledged=0)
+    if is_lost:
+        parcels.rebuilt()
+    assert parcels.may_be_lost("7:4") == is_lost
+    assert parcels.may_be_lost("7:5")
+
+
+def test_nor_is_it_named_as_not_seen() -> None:
+    parcels = parcels_of(POSITION)
+    parcels.taken(["7:3"], "expired", is_nameless=False)
+    parcels.read(["7:3"])
+    with pytest.raises(BrokenGuaranteeError, match="7:3 is named, and nobody has skipped it"):
+        parcels.recorded([{"position": POSITION, "reason": "not seen: skipped"}])

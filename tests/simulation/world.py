@@ -531,6 +531,7 @@ class World:
                 self.disk.force_all(self.kept)
             return
         self.trace("an older copy of the checkpoint is put back")
+        self.oracle.parcels.forget_read()
         self._end_job()
         shutil.rmtree(query, ignore_errors=True)
         query.parent.mkdir(exist_ok=True)  # a machine that was to rebuild it, and had not begun
@@ -687,6 +688,11 @@ class World:
         """A start has fenced off the jobs before it."""
         self.has_begun = True
         self.oracle.added.begun(_has_added(settings), round((EPOCH_SECONDS + self.scheduler.now) * 1000))
+
+    def has_read(self, process: Process, rows: Mapping[int, list[Any]]) -> None:
+        """A batch of a process, with this input, is done: its checkpoint has it, unless another one has begun."""
+        if process is self.job and self.source_topics.are_made:
+            self.source_topics.has_read(rows)
 
     def _start_on_the_same_volume(self) -> None:
         """Starts the job on another machine, whose file system has given it the lock of one that stands still."""
