@@ -29,6 +29,7 @@ from conf.partitions import partition_name
 from conf.settings import Settings
 from tracker.messages import FIRST_IMPORTED_LEDGER, BoolArray, Int64Array, int64
 from warehouse.delta.tables import OnProgress, Tables
+from warehouse.maintenance.retention import LAST_ENTRIES_MILLIS
 from warehouse.named_queries import NamedQueries
 from warehouse.renumber_message_ids import PAIRS, Renumbering, next_place, renumber
 
@@ -229,7 +230,7 @@ def change_broker(
                 name = partition_name(route.source, partition)
                 if number is None or admin.internal_stats(name) is None:
                     on_warning(f"{name} is not there: what came after the backup is not read")
-                since = _since(tables, route.source, partition, made_at)
+                since = compared_since(settings, tables, route.source, partition, made_at)
                 _subscribe(brokers, settings, name)
                 replicas = read_replicas(brokers, admin, name, since)
                 on_progress(name, "entries compared", replicas.num_rows)
@@ -254,11 +255,18 @@ def change_broker(
     return BrokerChange(renumbering, **totals)
 
 
-def _since(tables: Tables, topic: str, partition: int, made_at: int) -> int:
-    """Returns the time since which a topic partition may have entries that the backup lacks, ms; 0: from the start."""
-    found = tables.query("entries", _SQL("published_since", topic=topic, partition=partition))
-    last = found["published"][0].as_py()
-    return 0 if last is None else max(0, min(last, made_at) - CLOCKS_MILLIS)
+def compared_since(settings: Settings, tables: Tables, topic: str, partition: int, made_at: int) -> int:
+    """Returns the time since which a topic partition is compared with a backup, ms since the epoch; 0: from the start.
+
+    Since then it may have entries that the backup lacks, though it does not lack any that retention has deleted.
+    """
+    rows = tables.query("entries", _SQL("last_published", topic=topic, partition=partition))
+    published = int64(rows, "publish_time")
+    if not len(published):
+        return 0
+    last = min(int(published[0]), made_at)
+    kept_since = min(last - LAST_ENTRIES_MILLIS, made_at - settings.retention.entries_millis)
+    return max(0, kept_since, min(int(published.min()), last) - CLOCKS_MILLIS)
 
 
 def _known(tables: Tables, topic: str, partition: int, since: int) -> pa.Table:

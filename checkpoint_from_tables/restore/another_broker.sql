@@ -1,10 +1,8 @@
 -- in_partition --
 topic = :topic AND partition = :partition AND ledger_id < :first_imported_ledger
 
--- published_since --
-SELECT min(publish_time) AS published FROM (
-    SELECT publish_time FROM entries WHERE :in_partition ORDER BY ledger_id DESC, entry_id DESC LIMIT :last_entries
-) AS last
+-- last_published --
+SELECT publish_time FROM entries WHERE :in_partition ORDER BY ledger_id DESC, entry_id DESC LIMIT :last_entries
 
 -- known_entries --
 SELECT ledger_id AS old_ledger, entry_id AS old_entry, publish_time, producer_name, batch_size FROM entries

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 import checkpoint_from_tables.restore.another_broker
+import warehouse.maintenance.retention
 from broker.position import Position
 from broker.protocol.entries import SOURCE_POSITION, open_envelope
 from broker.protocol.session import DisconnectedError
@@ -25,6 +26,7 @@ _AS_USUAL = ("backup", "warehouse lost", "replicator connects again", "replicati
 _FEWER = 0.2  # so many of the other faults fall before the place is lost
 _BEGINS = 0.4  # of the time for which users publish there: not before the place is lost
 _FIRST_ELSEWHERE = 1_000_000  # the accounts add it to ledger ids of what the first broker never had
+_LAST_ENTRIES_MILLIS = 5_000  # retention leaves those that were published so long before the last one
 _CHUNKS_MILLIS = (2_000, 15_000)  # from the end of a backup what was published so long before it is read again
 
 
@@ -118,12 +120,15 @@ class AnotherPlace:
     def names(self) -> dict[Any, dict[str, Any]]:
         """What stands in for what such a restore has around it."""
         world = self._world
+        # Elsewhere rows go sooner, so that any do.
+        kept = {} if self.is_made else {"LAST_ENTRIES_MILLIS": _LAST_ENTRIES_MILLIS}
         return {
+            warehouse.maintenance.retention: kept,
             checkpoint_from_tables.restore.another_broker: {
                 "Brokers": lambda *_: world.new_brokers(),
                 "AdminClient": lambda *_: Admin(world.cluster, world.point),
                 "CHUNKS_MILLIS": self._chance.choice(_CHUNKS_MILLIS),
-            }
+            },
         }
 
 

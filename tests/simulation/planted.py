@@ -85,6 +85,7 @@ from warehouse.audit import accounts as audit
 from warehouse.delta.fencing import PauseWatch
 from warehouse.delta.snapshot import Snapshot
 from warehouse.delta.tables import Tables
+from warehouse.maintenance import retention
 from warehouse.maintenance.retention import Retention
 from warehouse.named_queries import Sql
 from warehouse.queries import drained_rows, pending_rows
@@ -932,6 +933,9 @@ PLANTED: dict[str, Callable[[], Planted]] = {
     "what another broker has published itself is not known": lambda: mock.patch.object(
         another_broker, "_later", lambda tables, topic, partition, known: known.slice(0, 0)
     ),
+    "retention deletes what another broker is compared with": lambda: mock.patch.object(
+        retention, "LAST_ENTRIES_MILLIS", 0
+    ),
     "answers to commands that another broker lacks are not told": lambda: mock.patch.object(
         last_answers, "CLOCKS_MILLIS", -(10**15)
     ),
@@ -1021,6 +1025,11 @@ RATES: dict[str, dict[str, float]] = {
     "a task that Spark runs again has producer names of its own": _CUT_OFF,
     "a task that Spark runs again takes itself for the first": {**_CUT_OFF, "quota exceeded": 0.2},
     **{name: _ELSEWHERE for name in PLANTED if "another broker" in name},
+    "retention deletes what another broker is compared with": {
+        **_ELSEWHERE,
+        "maintenance": 1.0,
+        "warehouse lost": 0.03,
+    },
     **{name: {"seeds with replication": 1.0} for name in PLANTED if "another cluster" in name},
     "nobody tries a destination again": {"topic offline": 0.0, "broker ends": 0.0, "quota exceeded": 0.05},
     "a destination is deleted that has what is not recorded": {"destination deleted": 0.5, "task lost after": 0.3},

@@ -4,7 +4,7 @@ A row can go when it is older than its table's retention (a held row: when its m
 long ago), and
 
 - in `delayed_index`, all subscriptions are done with the message;
-- in `entries`, `delayed_index` has no row of the entry any more;
+- in `entries`, `delayed_index` has no row of the entry any more, and it is none of the last ones;
 - in `deliveries`, `outcomes` and `rejects`, `entries` does not have the entry any more.
 
 So the audit finds every message of `entries` accounted for, and a rebuild knows which messages of `delayed_index` are
@@ -53,6 +53,10 @@ from warehouse.schemas import SCHEMAS
 
 # `deliveries` keeps at least this time before its newest row: a rebuild compares it with the ends of the destinations.
 _LAST_DELIVERIES_MILLIS = 3_600_000
+
+# `entries` keeps at least this time before the last entry of each topic partition: a restore with another broker
+# compares it with the entries there.
+LAST_ENTRIES_MILLIS = 3_600_000
 
 # `deliveries` keeps at least this time before the last delivery of a recurring message: a rebuild finds missing
 # occurrences within it by their numbers.
@@ -189,7 +193,7 @@ class Retention:
                     can_go[part] = condition(where(rows, part))
             return can_go
         if name == "entries":
-            return self._is_durable(rows, or_last=False) & ~self._is_in("delayed_index", rows)
+            return self._is_durable(rows) & ~self._is_of_last(rows) & ~self._is_in("delayed_index", rows)
         unneeded = self._is_durable(rows) & ~self._is_in("entries", rows)
         if name == "outcomes":
             is_proof = pc.is_in(rows["result"], pa.array(["APPLIED", "SUPERSEDED", "EXPIRED"]))
@@ -300,32 +304,41 @@ class Retention:
             settled |= is_of_topic
         return settled & ~may_go_on
 
-    def _is_durable(self, rows: pa.Table, or_last: bool = True) -> BoolArray:
-        """Returns a mask of the rows of entries that a rebuild would not read again from the source topics.
-
-        Args:
-            or_last: whether to include the last durable entry of each topic partition. Its row of `entries` has to
-                stay, because it tells a rebuild which entries are durable.
-        """
-        keys = rows.select(["topic", "partition", *_ENTRY]).append_column("row", pa.array(np.arange(rows.num_rows)))
-        joined = keys.join(self._last_durable(), ["topic", "partition"], join_type="inner", use_threads=False)
+    def _is_durable(self, rows: pa.Table) -> BoolArray:
+        """Returns a mask of the rows of entries that a rebuild would not read again from the source topics."""
+        durable = int64(rows, "ledger_id") >= FIRST_IMPORTED_LEDGER
+        joined = self._with_last(rows, _ENTRY)
         ledger, entry = int64(joined, "ledger_id"), int64(joined, "entry_id")
         last_ledger, last_entry = int64(joined, "last_ledger"), int64(joined, "last_entry")
-        is_before = (entry <= last_entry) if or_last else (entry < last_entry)
-        durable = int64(rows, "ledger_id") >= FIRST_IMPORTED_LEDGER
-        durable[int64(joined, "row")] = (ledger < last_ledger) | ((ledger == last_ledger) & is_before)
+        durable[int64(joined, "row")] = (ledger < last_ledger) | ((ledger == last_ledger) & (entry <= last_entry))
         return durable
 
+    def _is_of_last(self, rows: pa.Table) -> BoolArray:
+        """Returns a mask of the rows of `entries` among the last of their topic partitions, without imported ones.
+
+        The last one tells a rebuild which entries are durable.
+        """
+        is_of_last = np.zeros(rows.num_rows, np.bool_)
+        joined = self._with_last(rows, ["publish_time"])
+        since = int64(joined, "last_published") - LAST_ENTRIES_MILLIS
+        is_of_last[int64(joined, "row")] = int64(joined, "publish_time") >= since
+        return is_of_last & (int64(rows, "ledger_id") < FIRST_IMPORTED_LEDGER)
+
+    def _with_last(self, rows: pa.Table, columns: list[str]) -> pa.Table:
+        """Returns columns of rows, and `row`, their number, with those of the last durable entry of their partition."""
+        keys = rows.select(["topic", "partition", *columns]).append_column("row", pa.array(np.arange(rows.num_rows)))
+        return keys.join(self._last_durable(), ["topic", "partition"], join_type="inner", use_threads=False)
+
     def _last_durable(self) -> pa.Table:
-        """Returns the last durable entry of each topic partition: topic, partition, last_ledger, last_entry."""
+        """Returns topic, partition, last_ledger, last_entry and last_published of the last durable entry of each."""
         if self._last is None:
+            last: dict[tuple[str, int], tuple[int, int, int]] = {}
             by_ledger = self._query(_SQL("last_entries"))
-            last: dict[tuple[str, int], tuple[int, int]] = {}
-            for topic, partition, ledger, entry in zip(*(c.to_pylist() for c in by_ledger.columns), strict=True):
-                last[topic, partition] = max((ledger, entry), last.get((topic, partition), (-1, -1)))
-            columns = [[*column] for column in zip(*((*k, *v) for k, v in last.items()), strict=True)] or [[]] * 4
-            types = [pa.string(), pa.int32(), pa.int64(), pa.int64()]
-            names = ["topic", "partition", "last_ledger", "last_entry"]
+            for topic, partition, *entry in zip(*(c.to_pylist() for c in by_ledger.columns), strict=True):
+                last[topic, partition] = max((*entry,), last.get((topic, partition), (-1, -1, -1)))
+            columns = [[*column] for column in zip(*((*k, *v) for k, v in last.items()), strict=True)] or [[]] * 5
+            types = [pa.string(), pa.int32(), pa.int64(), pa.int64(), pa.int64()]
+            names = ["topic", "partition", "last_ledger", "last_entry", "last_published"]
             self._last = pa.table([pa.array(c, t) for c, t in zip(columns, types, strict=True)], names=names)
         return self._last
 

@@ -37,7 +37,8 @@ deliver_at BETWEEN :first AND :last
 applied_at < :horizon
 
 -- last_entries --
-SELECT topic, partition, ledger_id, max(entry_id) AS entry_id FROM entries
+SELECT topic, partition, ledger_id, max(entry_id) AS entry_id, last_value(publish_time ORDER BY entry_id) AS published
+FROM entries
 WHERE ledger_id < :first_imported_ledger GROUP BY topic, partition, ledger_id
 
 -- entries_in_delayed_index --

@@ -18,10 +18,10 @@ from broker.protocol.reading import ReadMessage
 from checkpoint_from_tables.rebuild.context import DestinationReading, RebuildContext
 from checkpoint_from_tables.rebuild.delivered import read_delivered
 from checkpoint_from_tables.rebuild.destinations import write_missing_deliveries
-from checkpoint_from_tables.restore.another_broker import compare
+from checkpoint_from_tables.restore.another_broker import compare, compared_since
 from conf.settings import Settings
 from tests.support.fuzzing.examples import examples
-from tests.support.warehouse.tables import NOW, TOPIC, rows
+from tests.support.warehouse.tables import DAY, HOUR, NOW, TOPIC, make, rows
 from warehouse.delta.tables import Tables
 from warehouse.renumber_message_ids import PAIRS, Renumbering, renumber
 from warehouse.routes.membership import Memberships
@@ -216,3 +216,25 @@ def test_what_the_destinations_have_counts_by_its_new_ids_and_later_not_at_all(t
 
     assert found(renumbering) == [(3, 6), (3, 9), (renumbering.offset + 7, 1)]
     assert found(None) == []
+
+
+@pytest.mark.parametrize(
+    ("published", "since"),
+    [
+        ([], 0),
+        ([30 * DAY, HOUR, 0], 7 * DAY),  # in between retention has deleted what was delivered a week ago
+        ([30 * DAY, 20 * DAY], 20 * DAY + HOUR),  # an hour before the last entry it deletes nothing
+        ([2 * DAY, HOUR], 2 * DAY + 15 * MINUTE),
+        ([HOUR, -DAY], HOUR + 15 * MINUTE),  # its producer's clock was ahead
+    ],
+)
+def test_nothing_is_compared_of_which_retention_has_deleted_entries(
+    tmp_path: Path, published: list[int], since: int
+) -> None:
+    """What it has deleted the other broker may still have, and it would come twice."""
+    made, tables = make(tmp_path)
+    entries = [{"ledger_id": 7, "entry_id": i, "publish_time": NOW - age} for i, age in enumerate(published)]
+    if entries:
+        tables.append("entries", rows("entries", entries), {"job": 1})
+    found = compared_since(made, tables, TOPIC, -1, NOW)
+    assert found == (NOW - since if published else 0)

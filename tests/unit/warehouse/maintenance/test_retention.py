@@ -249,6 +249,20 @@ def test_in_the_end_nothing_is_left_of_what_is_done() -> None:
         assert run_audit(made, NOW).is_clean
 
 
+def test_what_was_published_within_an_hour_before_the_last_entry_of_its_topic_stays() -> None:
+    """A restore with another broker compares that: what it does not find it would deliver again."""
+    with warehouse() as (made, tables):
+        ages = [5 * DAY + 2 * HOUR, 5 * DAY + HOUR // 2, 5 * DAY]
+        done = [Entry(i, TOPIC, [(NOW - 4 * DAY, (("DELIVER",), ("CANCEL",)))], age) for i, age in enumerate(ages)]
+        write(tables, done)
+        append(tables, "deliveries", [{"ledger_id": 999, "sent_at": NOW, "position": "999:0:-1:-1"}])
+        for _ in range(4):
+            maintain(made, now=NOW)
+        for name in ("entries", "deliveries", "outcomes"):
+            found = tables.sql(f"SELECT * FROM {name} WHERE ledger_id = 0 ORDER BY entry_id")
+            assert found["entry_id"].to_pylist() == [1, 2], name
+
+
 def test_a_cancel_stays_until_its_message_can_no_longer_come() -> None:
     with warehouse() as (made, tables):
         cancel = {"operation": "CANCEL", "subscription": "a", "deliver_at": NOW - 3 * DAY}
