@@ -35,6 +35,8 @@ from warehouse.renumber_message_ids import PAIRS, Renumbering, next_place, renum
 
 _LAST_ENTRIES = 1_000  # the last entries of which the least publish time counts, because clocks differ
 
+_ID = ["old_ledger", "old_entry", "publish_time"]  # by which an entry is known whose position the other broker tells
+
 _SQL = NamedQueries(__file__, first_imported_ledger=FIRST_IMPORTED_LEDGER, last_entries=_LAST_ENTRIES)
 
 
@@ -77,12 +79,15 @@ def compare(replicas: pa.Table, known: pa.Table, since: int = 0, later: pa.Table
     if not n:
         return ComparedPartition(missing=known.num_rows)
     is_told = pc.is_valid(replicas["old_ledger"]).to_numpy(zero_copy_only=False)
-    by_id = _pairs(replicas, known, ["old_ledger", "old_entry", "publish_time"])
+    by_id = _pairs(replicas, known, _ID)
     rest = np.setdiff1d(np.flatnonzero(~is_told), by_id[0]), np.setdiff1d(np.arange(known.num_rows), by_id[1])
     by_name, unclear = _pairs_by_name(replicas, known, *rest)
     rows, others = (np.concatenate(both) for both in zip(by_id, by_name, strict=True))
     later = known.slice(0, 0) if later is None else later
-    rest = np.setdiff1d(np.flatnonzero(~is_told), rows), np.arange(later.num_rows)
+    rest = (
+        np.setdiff1d(np.flatnonzero(~is_told), rows),
+        np.setdiff1d(np.arange(later.num_rows), _pairs(replicas, later, _ID)[1]),
+    )
     (later_rows, later_others), later_unclear = _pairs_by_name(replicas, later, *rest)
 
     is_known: BoolArray = np.zeros(n, np.bool_)

@@ -160,6 +160,15 @@ def test_what_the_other_broker_published_itself_and_is_sealed_and_not_durable_co
     assert (7, 1, 3, 1) in pairs, "by the id with which it comes"
 
 
+def test_what_a_broker_tells_makes_clear_which_others_of_one_time_were_sealed_and_not_durable() -> None:
+    """Both had the same producer name, and were published at the same time: one here, one there."""
+    sealed = table([(7, i, 4 * MINUTE, "p", 1) for i in (0, 1)], KNOWN)
+    found = compare(replicas_of((0, Position(3, 0), 4, None), (1, Position(3, 1), 4, 0)), known_of(), later=sealed)
+    pairs = [tuple(row.values()) for row in found.pairs.to_pylist()]
+    assert sorted(pairs) == [(7, 0, 3, 1), (7, 1, 3, 0)]
+    assert (found.new, found.unclear) == (2, 0)
+
+
 def test_what_is_not_clear_counts_as_new() -> None:
     one = (0, Position(3, 0), 4, None)
     assert compare(replicas_of(one), known_of((0, 4))).known == 1
