@@ -66,7 +66,6 @@ class Alerts:
         self._lock = threading.RLock()
         self._own: dict[tuple[str, str], Alert] = {}
         self._followed: Path | None = None
-        self._followed_alerts: list[Alert] = []  # the alerts in that file
 
     def begin(self, kind: str, name: str, text: str, since: int | None = None, count: int = 1) -> None:
         """Begins an alert, or changes the text and the count of a current one, which keeps its `since`.
@@ -102,25 +101,32 @@ class Alerts:
                 self._write()
 
     def follow(self, file: Path) -> None:
-        """Adds the alerts that another process writes to a file, in place of those of the process followed before.
+        """Adds the alerts that another process writes to a file, in place of those of the process followed before."""
+        with self._lock:
+            self.unfollow()
+            self._followed = file
 
-        The earlier process's alerts that tell of events stay, because no process reports those again.
+    def unfollow(self) -> None:
+        """Reads the alerts of the process followed a last time. Call it when that has ended, before its file is gone.
+
+        Those that tell of events stay, because no process reports them again.
         """
         with self._lock:
-            for alert in self._followed_alerts:
+            for alert in self._followed_alerts():
                 if alert.kind in _EVENTS:
                     self._own[alert.kind, alert.name] = _merged(self._own, alert)
-            self._followed_alerts, self._followed = [], file
+            self._followed = None
 
     def current(self) -> list[Alert]:
         """Returns the current alerts of both processes, the oldest first."""
         with self._lock:
-            if self._followed is not None:
-                self._followed_alerts = _read(self._followed)
             current = dict(self._own)
-            for alert in self._followed_alerts:
+            for alert in self._followed_alerts():
                 current[alert.kind, alert.name] = _merged(current, alert)
         return sorted(current.values(), key=lambda alert: (alert.since, alert.kind, alert.name))
+
+    def _followed_alerts(self) -> list[Alert]:
+        return [] if self._followed is None else _read(self._followed)
 
     def _write(self) -> None:
         """Replaces the file: a reader sees the old alerts or the new ones, whole."""

@@ -251,6 +251,7 @@ class DelayedDelivery:
                 return _cause(error)
             finally:
                 self._end(query, releaser, is_fenced=tables.is_fenced)
+                self._alerts.unfollow()
                 outcomes.close()
         return None if self._stopping.is_set() else "the query ended"
 

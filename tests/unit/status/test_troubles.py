@@ -13,7 +13,7 @@ from admin.dashboard.overview import _is_of
 from conf.settings import Settings
 from jobs.cli import app
 from jobs.options import GlobalOptions
-from status.alerts import NOT_SENT, STANDING, UNWRITABLE, Alert, Alerts
+from status.alerts import NOT_SEEN, NOT_SENT, STANDING, UNWRITABLE, Alert, Alerts
 from status.batch_status import BatchStatus
 from status.job_status import read_status
 from status.metrics import JobCollector
@@ -51,6 +51,22 @@ def test_another_process_reads_them_by_a_file(tmp_path: Path) -> None:
     assert {t.kind for t in driver.current()} == {UNWRITABLE}
     driver.follow(tmp_path / "of the next run")
     assert {t.kind for t in driver.current()} == {UNWRITABLE}
+
+
+def test_entries_not_seen_are_told_until_the_job_ends_also_between_two_runs_of_its_query(
+    tmp_path: Path,
+) -> None:
+    driver = Alerts()
+    for number, counted in enumerate((2, 5)):
+        file = tmp_path / f"run {number}"
+        driver.follow(file)
+        source = Alerts(file)
+        source.begin(STANDING, ORDERS, "no answer")
+        source.begin(NOT_SEEN, ORDERS, "2 entries were not seen", count=counted - 2 * number)
+        driver.unfollow()
+        file.unlink()
+        [one] = driver.current()
+        assert (one.kind, one.count) == (NOT_SEEN, counted)
 
 
 def test_messages_that_were_not_sent_are_counted_as_rejected_and_the_last_is_named(tmp_path: Path) -> None:
