@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from status.alerts import Alerts
+from status.status_writer import StatusWriter
 from streaming.batch_schema import shard_keys
 from streaming.checkpoint.checkpoint import Checkpoint
 from streaming.checkpoint.payload_files import PayloadSweep
@@ -42,6 +43,7 @@ class JobStart:
         self._number = world.starts
         self._tables = Tables(self._settings.warehouse)
         self._checkpoint = Checkpoint(world.checkpoint)
+        self._alerts = Alerts()
 
     def run(self) -> None:
         begin(self._settings, self._tables, self._checkpoint)
@@ -49,6 +51,8 @@ class JobStart:
             self._world.begun(self._settings)
         check_sent(self._settings, self._checkpoint)
         self._world.point("begun")
+        if self._world.source_topics.are_made:
+            self._world.scheduler.start(self._process, "status", self._tell)
         restarts = Restarts()
         for number in itertools.count():
             began = self._world.scheduler.now
@@ -63,6 +67,13 @@ class JobStart:
                 shutil.rmtree(folder)
             self._tables.check_epoch()
             self._world.scheduler.wait(restarts.pause_after(error, self._world.scheduler.now - began, False))
+
+    def _tell(self) -> None:
+        """Makes the job's status each second, as it writes it."""
+        writer = StatusWriter(self._settings.warehouse, 0, self._alerts.current)
+        while True:
+            self._world.scheduler.wait(1.0)
+            self._world.told(self._process, writer.status())
 
     def _run_once(self, number: int, folder: Path) -> str:
         """Runs the query until it ends; returns why."""
@@ -85,7 +96,8 @@ class JobStart:
             world.begin_on_cluster if world.is_on_cluster else None,
             world.task_attempts,
         )
-        releaser = Releaser(context, settings, tables, run, lambda rows: None, Alerts())
+        releaser = Releaser(context, settings, tables, run, lambda rows: None, self._alerts)
+        self._alerts.follow(folder / "troubles.json")
         run_id = f"run{self._number}.{number}"
         outcomes = OutcomePublisher(settings, checkpoint.app_id)
         sink = BatchSink(tables, releaser, outcomes, checkpoint, run_id, lambda status: None, payloads)

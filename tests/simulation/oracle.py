@@ -26,6 +26,7 @@ from tests.simulation.recurring import Schedules
 from tests.simulation.rejected import Rejected
 from tests.simulation.schedule_keys import ScheduleKeys
 from tests.simulation.shaped import Rates, Windows
+from tests.simulation.told_losses import ToldLosses
 from tracker.message_state.changes import HELD_DELIVER_AT
 from tracker.messages import position_texts
 from tracker.wire.delaylake_pb2 import Result
@@ -72,6 +73,7 @@ class Oracle:
         self.doubles = Doubles()
         self.parcels = Parcels(lambda entry: entry in self.durable["entries"], self.accounts)
         self.accounts.may_be_lost = self.parcels.may_be_lost
+        self.told_losses = ToldLosses(TOPIC)
         self.kept = KeptCancels(self.accounts, self.expected, self.taken_at)
         self.order = Order(self.accounts, self.expected, self.taken_at)
 
@@ -342,6 +344,7 @@ class Oracle:
         self.added.check_end()
         self.imports.check_end()
         self.parcels.check_end()
+        self.told_losses.check_end()
         # What a subscription got that was taken out then may never be recorded.
         left = [key for key in self.came if key[1] != ADDED and self.recorded[key] < self.came[key]]
         # Nor what was taken from a source topic before it was durable, where a rebuild has followed.

@@ -86,6 +86,11 @@ class Parcels:
         """Whether the job has read an entry, and knows of it."""
         return entry in self._read or self._is_durable(entry)
 
+    @property
+    def n_named(self) -> int:
+        """The number of rows of `rejects` that name what the job has not seen."""
+        return len(self._named)
+
     def may_be_lost(self, entry: str) -> bool:
         """Whether the messages of an entry may not come."""
         return entry in self._lost_by and not self._is_known(entry)

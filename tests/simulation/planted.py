@@ -957,6 +957,9 @@ PLANTED: dict[str, Callable[[], Planted]] = {
     "what is trimmed beside entries that are there is counted twice": lambda: _after(
         unseen_entries, "_n_messages", lambda n, *_: 2 * n
     ),
+    "the status does not say what is skipped in a source topic": lambda: mock.patch.object(
+        SourceWatch, "_tell", _nothing
+    ),
     "a source topic that is made again is taken for the one before": _made_again_and_taken_for_the_one_before,
     "keyed messages are in the order of their entries, whatever their ledgers": (
         _keyed_messages_in_order_of_their_entries_alone
@@ -984,6 +987,7 @@ RATES: dict[str, dict[str, float]] = {
     "what is trimmed beside entries that are there is not counted": _CHANGED,
     "what is trimmed beside entries that are there is counted twice": _CHANGED,
     "a source topic that is made again is taken for the one before": _CHANGED,
+    "the status does not say what is skipped in a source topic": {**_PLAIN, **_RARER, **_CHANGED},
     "keyed messages are in the order of their entries, whatever their ledgers": _COMMANDED,
     "an audit opens what is delivered before what has come": {**_AUDITED, **_RARER, "slow": 0.15},
     "an audit finds nothing overdue": {**_AUDITED, "topic offline": 0.05},

@@ -50,6 +50,7 @@ from broker.protocol.entries import messages_of, open_envelope
 from broker.protocol.session import DisconnectedError
 from conf.errors import DelayLakeError
 from conf.settings import Settings, Subscription, local_path
+from status.job_status import JobStatus
 from streaming.crash_recovery import GivenUpError
 from streaming.source.watch.source_watch import SourceWatch
 from tests.simulation import scheduler as sim
@@ -89,6 +90,7 @@ from warehouse.delta.snapshot import query_builder, run_sql
 from warehouse.delta.tables import Tables
 from warehouse.durable import sync, write_durably
 from warehouse.schemas import FENCED
+from warehouse.unseen_entries import record
 
 NAMESPACE = "persistent://public/default"
 _PACKAGES = {"conf", "tracker", "status", "broker", "warehouse", "streaming", "checkpoint_from_tables"}
@@ -581,6 +583,13 @@ class World:
             self.another_place.lose()
             self.producers.is_ended = True
         self.settings = self.settings.model_copy(update={"checkpoint": f"file:{self._new_machine()}"})
+
+    def told(self, job: Process, status: JobStatus) -> None:
+        """A job has made its status."""
+        try:
+            self.oracle.told_losses.told(job, status)
+        except BrokenGuaranteeError as error:
+            self.break_off(str(error))
 
     def rebuild_of(self) -> OnRealTables:
         """What the running process does on real tables."""
@@ -1177,6 +1186,12 @@ def _world_names(world: World) -> dict[Any, dict[str, Any]]:
         if not isinstance(world.rebuilds.get(world.scheduler.process), Rebuild | Import | None):  # type: ignore[arg-type]
             create_tables(tables, *schemas, **named)
 
+    def record_not_seen(*args: Any) -> int:
+        n = record(*args)
+        assert world.scheduler.process is not None
+        world.oracle.told_losses.recorded(world.scheduler.process, n)
+        return n
+
     def new_name() -> Any:
         return SimpleNamespace(hex=f"{world.plan.seed:08x}{next(world.names):04x}")
 
@@ -1224,7 +1239,7 @@ def _world_names(world: World) -> dict[Any, dict[str, Any]]:
             "Brokers": lambda _: world.new_brokers(),
             "SourceWatch": SourceWatch if world.source_topics.are_made else mock.Mock(),
         },
-        streaming.source.watch.source_watch: {"AdminClient": admin},
+        streaming.source.watch.source_watch: {"AdminClient": admin, "record": record_not_seen},
         warehouse.delta.commits: {
             "CommitProperties": of_tables("CommitProperties"),
             "Transaction": of_tables("Transaction"),
