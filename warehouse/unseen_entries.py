@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pyarrow as pa
@@ -15,7 +15,7 @@ import pyarrow.compute as pc
 
 from broker.client import NoAnswerError
 from broker.entries.continuity import Gap, missing_ranges, positions_in
-from broker.position import Position, SourceTopic
+from broker.position import START, Position, SourceTopic
 from broker.protocol.brokers import Brokers
 from broker.protocol.entries import Envelope
 from broker.protocol.reading import read_entries
@@ -72,7 +72,8 @@ def find_not_seen(
 
     Args:
         index_of: returns the broker entry index of an entry's last message, or None. Called for the entry before the
-            gap, if its index is unknown and the broker may have trimmed ledgers of the gap. What it raises is raised.
+            gap, if its index is unknown and the broker may have trimmed ledgers of the gap. What it raises is raised,
+            but at the topic's end, where no later entry may ever come, a NotDurableError means None.
         brokers: to read the entries that the broker does not describe; None: they are not read.
 
     Raises:
@@ -123,7 +124,7 @@ def find_not_seen(
         first = Position(gap.after.ledger_id, gap.after.entry_id + 1)
         described = [entry.batch_size for entry in answers.values() if isinstance(entry, BrokerEntry)]
         others = n - len(described)  # which have a message each, or more
-        unnamed = _n_messages(gap, index_of) - sum(described) - others
+        unnamed = _n_messages(_with_indexes(admin, source, gap, answers, index_of), index_of) - sum(described) - others
         if unnamed > 0:
             number = f"up to {unnamed:,}" if others else f"{unnamed:,}"
             rows.insert(0, _row(source, first, f"{number} messages by their indexes; {GONE}"))
@@ -194,6 +195,29 @@ def _described(envelope: Envelope) -> BrokerEntry:
         is_encrypted=bool(metadata.encryption_keys),
         is_no_message=envelope.is_chunk and metadata.chunk_id < metadata.n_chunks - 1,
     )
+
+
+def _with_indexes(
+    admin: AdminClient,
+    source: SourceTopic,
+    gap: Gap,
+    answers: Mapping[Position, BrokerEntry | str | None],
+    index_of: Callable[[Position], int | None],
+) -> Gap:
+    """Returns a gap with the indexes around it: at a topic's end its last entry says which one comes next.
+
+    Args:
+        answers: what the broker has said of the gap's entries.
+    """
+    last = max(answers, default=START)
+    if gap.before_index is not None or last.next != gap.before or not isinstance(answers[last], BrokerEntry):
+        return gap
+    try:
+        after_index = index_of(gap.after) if gap.after_index is None else gap.after_index
+    except NotDurableError:
+        return gap
+    index = None if after_index is None else admin.message_index(source.name, *last)
+    return gap if index is None else replace(gap, after_index=after_index, before_index=index + 1)
 
 
 def _n_messages(gap: Gap, index_of: Callable[[Position], int | None]) -> int:

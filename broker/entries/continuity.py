@@ -67,6 +67,11 @@ class Continuity:
         """The last entry that came, or the one before the first; START: unknown."""
         return self._last
 
+    @property
+    def last_index(self) -> int | None:
+        """The broker entry index of the last message of `last`, -1 before a topic's first one; None: unknown."""
+        return _known(self._last_index)
+
     def begin_after(self, position: Position, index: int | None = None) -> None:
         """Sets the entry before the next one.
 

@@ -155,10 +155,12 @@ class SourceWatch:
     def passed(self, source: SourceTopic, end: Position) -> None:
         """Notes that a topic partition sends no more entries up to `end`: those that have not come are missing."""
         name = source.name
-        last = max(self._continuity[name].last, self._ends_asked.get(name, START))
+        continuity = self._continuity[name]
+        asked = self._ends_asked.get(name, START)
+        last, index = (asked, None) if asked > continuity.last else (continuity.last, continuity.last_index)
         if START < last < end:
             self._ends_asked[name] = end
-            self._add(source, [Gap(last, end.next)])
+            self._add(source, [Gap(last, end.next, index)])
 
     def _run(self) -> None:
         next_look = time.monotonic() + _LOOK_SECONDS

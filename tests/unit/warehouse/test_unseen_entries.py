@@ -11,7 +11,7 @@ from broker.entries.continuity import Gap
 from broker.position import Position, SourceTopic
 from broker.pulsar_admin.admin_rest import AdminClient
 from broker.pulsar_admin.answers import BrokerEntry, TopicLedgers
-from warehouse.unseen_entries import find_not_seen
+from warehouse.unseen_entries import NotDurableError, find_not_seen
 
 SOURCE = SourceTopic("persistent://public/default/t", "persistent://public/default/t", -1)
 
@@ -33,6 +33,9 @@ class Broker:
 
     def entry(self, topic: str, ledger: int, entry: int) -> Any:
         return {}, b"x"
+
+    def message_index(self, topic: str, ledger: int, entry: int) -> int:
+        return 20 + 2 * entry + 1
 
 
 def named(ledgers: dict[int, int], gap: Gap, *not_described: Position) -> list[tuple[str, str]]:
@@ -58,6 +61,21 @@ def test_beside_an_entry_that_the_broker_does_not_describe_it_is_told_how_many_t
     assert dict(found)["10:1:-1:-1"].startswith("not seen: the broker does not describe it")
     rest = [f"not seen: {counted} messages by their indexes; the broker no longer has it"] if counted else []
     assert [reason for position, reason in found if position == "7:4:-1:-1"] == rest
+
+
+def test_at_the_end_of_a_topic_the_last_entry_says_how_many_were_trimmed_before() -> None:
+    found = named({13: 4}, Gap(Position(7, 3), Position(13, 4), 9))
+    assert found[0] == ("7:4:-1:-1", "not seen: 10 messages by their indexes; the broker no longer has it")
+    assert [position for position, _ in found[1:]] == [f"13:{n}:-1:-1" for n in range(4)]
+    assert len(named({13: 4}, Gap(Position(7, 3), Position(13, 4), 9), Position(13, 3))) == 4, "it is not described"
+
+
+def test_what_is_there_at_the_end_is_named_also_where_the_entry_before_is_not_known_yet() -> None:
+    def not_durable(position: Position) -> int | None:
+        raise NotDurableError(f"{position} is not durable yet")
+
+    broker = cast("AdminClient", Broker({13: 4}))
+    assert find_not_seen(broker, SOURCE, Gap(Position(7, 3), Position(13, 4)), not_durable).rows.num_rows == 4
 
 
 def test_a_topic_that_was_made_again_counts_from_its_beginning() -> None:

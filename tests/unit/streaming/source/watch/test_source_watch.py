@@ -13,7 +13,7 @@ import pyarrow as pa
 import pytest
 
 from broker.client import NoAnswerError, PulsarError
-from broker.entries.continuity import Gap
+from broker.entries.continuity import CameEntry, Gap
 from broker.position import START, Position, SourceTopic
 from broker.protocol.consumer import ReceivedEntry
 from broker.pulsar_admin.admin_rest import AdminClient
@@ -93,6 +93,9 @@ class FakeAdmin:
 
     def entry(self, topic: str, ledger_id: int, entry_id: int) -> tuple[dict[str, str], bytes]:
         return {}, b"bytes"
+
+    def message_index(self, topic: str, ledger_id: int, entry_id: int) -> int:
+        return 25 + entry_id
 
     def close(self) -> None: ...
 
@@ -248,6 +251,18 @@ def test_what_was_trimmed_is_not_counted_where_a_later_entry_is_durable_and_the_
     watched.watch.decide_gaps()
     assert watched.rejected() == []
     assert watched.not_seen() == []
+
+
+def test_what_was_trimmed_at_the_end_of_a_topic_is_counted_although_nothing_comes_after_it(watched: Watched) -> None:
+    watched.tables.create()
+    watched.answer_with(FakeAdmin(set(), ledgers={10: 6}))
+    source = SourceTopic(ORDERS, ORDERS, -1)
+    watched.watch.follow(source, Position(7, 2))([CameEntry(Position(7, 3), 2, 8)])
+    watched.watch.passed(source, Position(10, 5))
+    watched.watch.decide_gaps()
+    reasons = watched.tables.query("rejects", "SELECT reason FROM rejects ORDER BY ledger_id")["reason"].to_pylist()
+    assert reasons[0] == "not seen: 15 messages by their indexes; the broker no longer has it"
+    assert watched.rejected() == [(ORDERS, n) for n in (0, 1, 2, 3, 4, 4, 5)]
 
 
 def test_gaps_that_cannot_be_written_down_stay(watched: Watched) -> None:
