@@ -223,7 +223,11 @@ class Accounts:
         if account.is_unsure:
             self._check_most(position, name, account)
             # Each command that names it may have changed its time: nobody knows in which order.
-            self._check_not_early(position, name, account.due_by_sender, self._commands_of(position, name), now)
+            naming = [*self._commands_of(position, name)]
+            self._check_not_early(position, name, account.due_by_sender, naming, now)
+            may_come = not account.is_cancelled or any(one.operation in ("RETRY", "RESTORE") for one in naming)
+            may_come |= self._is_elsewhere  # where answers about what was published there may not hold
+            require(may_come, f"{name} has got {position}, which is cancelled after a restore")
             return
         unanswered = [one for one in self._unanswered(position, name) if one.operation != "CANCEL"]
         retries = sum(one.operation == "RETRY" for one in unanswered)
@@ -450,7 +454,8 @@ class Accounts:
         for (position, name), account in self.accounts.items():
             if account.is_unsure:
                 self._check_most(position, name, account)
-                may_be_gone = account.ends_at or self.is_named(position) or position in self._key_of
+                may_be_gone = account.ends_at or position in self._key_of
+                may_be_gone = may_be_gone or any(c.operation in _CANCELS for c in self._commands_of(position, name))
                 require(bool(account.came_at or may_be_gone), f"{name} has not got {position} after a restore")
                 continue
             n, expected = len(account.came_at), account.n_expected
@@ -500,6 +505,12 @@ class Accounts:
         by_key = self._naming.get(self._key_of.get(position, ""), ())
         before = since - self.skew_millis
         return bool(self._naming.get(entry_of(position))) or any(not one.is_done_before(before) for one in by_key)
+
+    def soonest(self, position: str, due: int) -> int:
+        """When a message that is due at a time may come at the earliest, whatever any command has made of it."""
+        naming = [*self.commands_for(position), *self._naming.get(self._key_of.get(position, ""), ())]
+        debounced = [one.sent_at for one in self.accounts_of(position) if one.is_debounced]
+        return min([due, *debounced, *(_soonest(one, due) for one in naming)])
 
     def is_named_only_by(self, position: str, command: Command) -> bool:
         """Whether no other command names a message, or its key."""

@@ -59,13 +59,14 @@ class Added:
         position, message = arrival.position, self._expected[arrival.position]
         require(message.topic == self.topic, f"{ADDED} has got {position} of another topic")
         self.came[position] += 1
+        due = message.due if message.repeat is None else message.repeat.due(arrival.occurrence)
+        early = self._accounts.soonest(position, due) - now - self._accounts.ahead_millis
+        require(early <= 0, f"{ADDED} has got {position} {early} ms early")
         if message.repeat is not None:
             return
         require(self.came[position] <= self._most_times(position), f"{ADDED} has got {position} twice")
         if self._is_moved(position, message):
             return
-        early = message.due - now - self._accounts.ahead_millis
-        require(early <= 0, f"{ADDED} has got {position} {early} ms early")
         dispatched = self._first_came.get(position, now)
         added = [at for at, has_it in self._edits if has_it]
         is_later = any(at <= dispatched for at in added)

@@ -32,6 +32,10 @@ class Repeat(NamedTuple):
     interval: int
     times: int
 
+    def due(self, number: int) -> int:
+        """When an occurrence is due at the earliest, ms since the epoch: later where others were missed."""
+        return self.first + (number - 1) * self.interval
+
 
 @dataclass
 class Expected:

@@ -107,7 +107,9 @@ class Parcels:
 
     def replaced(self, rows: Iterable[Mapping[str, Any]]) -> None:
         """A rebuild has written `rejects` anew: it has these rows."""
-        self._named = {entry_of(row["position"]): row["reason"] for row in rows}
+        named = [(entry_of(row["position"]), row["reason"]) for row in rows]
+        self._named = dict(named)
+        require(len(named) == len(self._named), "a rebuild leaves entries in `rejects` twice")
 
     def check_end(self) -> None:
         """What was taken before the job had it is named, or counted; nothing else is."""

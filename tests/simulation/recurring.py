@@ -34,10 +34,6 @@ class Schedule:
     was_restored: bool = False
     is_unsure: bool = False
 
-    def time_of(self, number: int) -> int:
-        """When an occurrence is due at the earliest: later where others were missed. ms since the epoch."""
-        return self.repeat.first + (number - 1) * self.repeat.interval
-
 
 class Schedules:
     """The accounts of all messages that recur.
@@ -86,7 +82,7 @@ class Schedules:
         one.came.add(number)
         if self._accounts.operations_for(arrival.position) & {"RESCHEDULE", "POSTPONE", "RESTORE"}:
             return
-        due = one.time_of(number)
+        due = one.repeat.due(number)
         early = due - now - self._accounts.ahead_millis
         require(early <= 0, f"{what} {early} ms early")
         if one.is_unsure:
@@ -135,7 +131,7 @@ class Schedules:
     def check_end(self) -> None:
         """Nothing waits any more: each number has come, or was skipped."""
         for (position, name), one in self._schedules.items():
-            if one.is_unsure:
+            if one.is_unsure and self._accounts.operations_for(position) & {"CANCEL", "SKIP", "SKIP_NEXT"}:
                 continue
             done = one.came | one.skipped
             last = one.repeat.times if one.ended_at is None else max(done, default=0)

@@ -171,3 +171,65 @@ def test_nor_is_it_named_as_not_seen() -> None:
     parcels.read(["7:3"])
     with pytest.raises(BrokenGuaranteeError, match="7:3 is named, and nobody has skipped it"):
         parcels.recorded([{"position": POSITION, "reason": "not seen: skipped"}])
+
+
+def test_what_names_an_entry_twice_is_found_when_a_rebuild_has_written_the_table_anew() -> None:
+    row = {"position": POSITION, "reason": "not seen: skipped"}
+    parcels = parcels_of(POSITION)
+    parcels.replaced([row])
+    with pytest.raises(BrokenGuaranteeError, match="twice"):
+        parcels.replaced([row, row])
+
+
+@pytest.mark.parametrize(
+    ("expected", "occurrence"),
+    [(message(due=NOW + 1_000, ends_at=NOW + 9_000), 0), (message(repeat=Repeat(NOW, 1_000, 3)), 2)],
+)
+def test_a_subscription_that_comes_and_goes_gets_nothing_early_whatever_its_kind(
+    expected: Expected, occurrence: int
+) -> None:
+    oracle = oracle_of(expected)
+    oracle.added.topic = SOURCE
+    oracle.added.begun(has_it=True, now=NOW - 9_000)
+    with pytest.raises(BrokenGuaranteeError, match="1000 ms early"):
+        oracle.added.arrived(arrival(occurrence), NOW)
+    oracle.added.came.clear()
+    oracle.added.arrived(arrival(occurrence), NOW + 1_000)
+
+
+@pytest.mark.parametrize(("operation", "may_be_gone"), [("CANCEL", True), ("POSTPONE", False)])
+def test_after_a_restore_only_what_was_to_be_cancelled_may_not_come(operation: str, may_be_gone: bool) -> None:
+    oracle = oracle_of(message())
+    command = Command("1", operation, SOURCE, [("7:3", -1)], frozenset({"a"}), 0, NOW - 1)
+    oracle.accounts.add_command(command)
+    row = {**answer(command, "TOO_LATE"), "deliver_at": NOW}
+    oracle.accounts.recorded(row)
+    oracle.accounts.restored([])
+    oracle.accounts.recorded(row)
+    oracle.accounts.told({**row, "is_repeat": False, "n_named": 0})
+    if may_be_gone:
+        oracle.accounts.check_end()
+        return
+    with pytest.raises(BrokenGuaranteeError, match="a has not got 7:3:-1:-1 after a restore"):
+        oracle.accounts.check_end()
+
+
+def test_what_is_cancelled_after_a_restore_does_not_come() -> None:
+    oracle = oracle_of(message())
+    command = Command("1", "CANCEL", SOURCE, [("7:3", -1)], frozenset({"a"}), 0, NOW - 1)
+    oracle.accounts.add_command(command)
+    row = answer(command, "APPLIED")
+    oracle.accounts.recorded(row)
+    oracle.accounts.restored([])
+    oracle.accounts.recorded(row)
+    with pytest.raises(BrokenGuaranteeError, match="which is cancelled after a restore"):
+        oracle.accounts.arrived(arrival(), NOW)
+
+
+def test_after_a_restore_each_occurrence_comes_that_no_command_may_have_left_out() -> None:
+    oracle = oracle_of(message(repeat=Repeat(NOW, 1_000, 1)))
+    command = Command("1", "PAUSE_SCHEDULE", SOURCE, [("7:3", -1)], frozenset({"a"}), NOW, NOW - 1)
+    oracle.accounts.add_command(command)
+    oracle.schedules.restored([answer(command, "APPLIED")])
+    with pytest.raises(BrokenGuaranteeError, match="has not got the occurrences"):
+        oracle.schedules.check_end()

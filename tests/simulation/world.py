@@ -368,7 +368,10 @@ class World:
 
     def replaced(self, table: str, rows: Any) -> None:
         """A rebuild has written a table anew."""
-        self.oracle.replaced(table, self.another_place.known_rows(rows))
+        try:
+            self.oracle.replaced(table, self.another_place.known_rows(rows))
+        except BrokenGuaranteeError as error:
+            self.break_off(str(error))
 
     def _acknowledged(self, topic: Topic, position: Position) -> None:
         self.trace(f"{topic.name.rpartition('/')[2]} is acknowledged to {position}")
