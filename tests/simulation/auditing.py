@@ -15,7 +15,6 @@ import warehouse.delta.opening
 from tests.simulation.accounts import BrokenGuaranteeError, require
 from tests.simulation.added import ADDED
 from tests.simulation.broker import Admin
-from tests.simulation.expected import entry_of
 from tests.simulation.importing import is_imported
 from tests.simulation.live_tables import LiveTables, open_live
 from tests.simulation.parcels import TOPIC as CHANGED
@@ -85,7 +84,7 @@ class AuditRun:
             one
             for route in self._world.settings.routes
             for one in oracle.wanted(route.source)
-            if entry_of(one[0]) in oracle.durable["delayed_index"]
+            if oracle.is_sealed(*one)
             and not oracle.recorded[one]
             and one not in oracle.parked
             and not oracle.accounts.is_shaped(one[1])  # those have times of their own while they wait

@@ -174,6 +174,10 @@ class Oracle:
             for name in message.subscriptions
         }
 
+    def is_sealed(self, position: str, subscription: str) -> bool:
+        """Whether `delayed_index` has a message for a subscription, or had it until nobody needed it."""
+        return not {None, subscription}.isdisjoint(self._kept_for["delayed_index"][position])
+
     def may_come_again(self, position: str, subscription: str) -> bool:
         """Whether what a subscription has got may wait there, too: it recurs, or commands name it."""
         return subscription == ADDED or self.schedules.has(position) or self.accounts.is_named(position)
@@ -364,7 +368,6 @@ def _subscriptions_of(index: pa.Table) -> Mapping[str, set[str | None]]:
     """Returns for whom `delayed_index` has each message, by position; None: for all."""
     found: dict[str, set[str | None]] = defaultdict(set)
     rows = index.filter(pc.equal(index["operation"], "DELAY"))
-    names = ("ledger_id", "entry_id", "partition", "batch_index", "subscription")
-    for *at, name in zip(*(rows[column].to_pylist() for column in names), strict=True):
-        found[":".join(map(str, at))].add(name)
+    for position, name in zip(position_texts(rows).to_pylist(), rows["subscription"].to_pylist(), strict=True):
+        found[position].add(name)
     return found
