@@ -1,10 +1,11 @@
 """Backups in a simulation, and what is restored of one: the real code, on real Delta tables in two places.
 
-The warehouse that is backed up is made of the tables in memory (`live_tables.py`). In half of the seeds the place of
-the backup stands for object storage, which two machines write without a lock between them: a commit there is put if
-absent ("Delta Log Entries" in Delta's PROTOCOL.md), as it is in a folder.
+The warehouse that is backed up is that which is maintained meanwhile (`live_tables.py`): files are merged, and deleted
+when they are old. In half of the seeds the place of the backup stands for object storage, which two machines write
+without a lock between them: a commit there is put if absent ("Delta Log Entries" in Delta's PROTOCOL.md), as it is in a
+folder. In some seeds it is slow: the warehouse may have deleted a file when it is to be copied.
 
-What this does not have: a loss of power at the backup's machine, and files that the warehouse deletes meanwhile.
+What this does not have: a loss of power at the backup's machine.
 """
 
 from __future__ import annotations
@@ -38,6 +39,9 @@ from warehouse.storage import Storage
 if TYPE_CHECKING:
     from tests.simulation.world import World
 
+_ATTEMPTS = 5  # of a backup, at least, before it gives up for files that are deleted
+_MOST_SECONDS_A_FILE = 6.0  # where it is slow
+
 _lock_of_folder = warehouse.backup.copying._alone
 
 
@@ -47,6 +51,7 @@ class Backups:
     Attributes:
         are_made: whether there are any in this seed.
         has_lock: whether the place of a backup is locked while somebody writes it.
+        is_slow: whether it takes seconds to copy a file there.
         is_lost: the warehouse is gone, and was not restored yet.
         n_restored: so often a backup has become the warehouse.
     """
@@ -58,6 +63,8 @@ class Backups:
             chance.random() < world.plan.rates.get("seeds with backups", 0.0) or world.another_place.is_made
         )
         self.has_lock = chance.random() < 0.5
+        self.is_slow = chance.random() < world.plan.rates.get("seeds with slow backups", 0.0)
+        self._chance = chance
         self.is_lost = False
         self.n_restored = self._n = 0
         self._places: list[Place] = []
@@ -71,8 +78,8 @@ class Backups:
         world = self._world
         if self.source is None or self._is_refused:
             self._is_refused = False
-            self.source, self.target = LiveTables(world), Place(world, "backup")
-            self._places += [self.source, self.target]
+            self.source, self.target = world.live_tables(), Place(world, "backup")
+            self._places.append(self.target)
         self._n += 1
         process = Process(f"backup {self._n}")
         world.trace(f"{process.name} starts")
@@ -84,6 +91,8 @@ class Backups:
         assert target is not None
         world.rebuilds[process] = Backup(target)
         why = "it is done"
+        n_vacuums, n_backups = source.n_vacuums, self._n
+        was_alone = sum(isinstance(one, Backup) for one in world.rebuilds.values()) == 1
         is_restored = target.folder in self._restored
         try:
             settings = world.settings.model_copy(update={"warehouse": source.uri})
@@ -93,10 +102,26 @@ class Backups:
         except BackupError as error:
             why = str(error)
             self._is_refused = is_restored and target is self.target
+            self._check_given_up(why, source.n_vacuums - n_vacuums, was_alone and self._n == n_backups)
         finally:
             del world.rebuilds[process]
         world.trace(f"{process.name} ends: {self._short(why)}")
         world.end(process)
+
+    def _check_given_up(self, why: str, n_vacuums: int, is_alone: bool) -> None:
+        """A backup may give up for a deleted file only when it has begun again, and each time one was deleted.
+
+        Args:
+            is_alone: no other one has run meanwhile, which may delete files of the backup.
+        """
+        if "more quickly than they are copied" in why and n_vacuums < _ATTEMPTS:
+            self._world.break_off(f"a backup gives up after {n_vacuums} vacuums: {self._short(why)}")
+        if is_alone and "are gone from" in why:
+            self._world.break_off(f"a backup goes on without files: {self._short(why)}")
+
+    def copy_takes(self) -> float:
+        """Returns how long a file takes, seconds."""
+        return self._chance.uniform(0.0, _MOST_SECONDS_A_FILE) if self.is_slow else 0.0
 
     def has_one(self) -> bool:
         """Whether there is a backup that can be restored."""
@@ -135,7 +160,7 @@ class Backups:
             place.remove()
 
     def _short(self, text: str) -> str:
-        for place in self._places:
+        for place in (*self._places, *self._world.warehouses()):
             text = text.replace(str(place.folder), f"the {place.what}")
         return text
 
@@ -171,7 +196,13 @@ class _Storage(Storage):
         self._world = world
 
     def copy_from(self, other: Storage, path: str) -> None:
-        super().copy_from(other, path)
+        if seconds := self._world.backups.copy_takes():
+            self._world.scheduler.wait(seconds)
+        try:
+            super().copy_from(other, path)
+        except FileNotFoundError:
+            self._world.trace(f"a backup finds no file any more of {path.partition('/')[0]}")
+            raise
         self._world.point("backup: a file is copied")
 
     def delete(self, path: str) -> None:
@@ -191,7 +222,7 @@ def backup_names(world: World) -> dict[Any, dict[str, Any]]:
         source = world.backups.source
         if source is not None and name in world.logs and where.endswith(str(source.folder)):
             world.point(f"backup: {name} is chosen")
-            if not world.backups.is_lost:
+            if not world.backups.is_lost and source is world.live_tables():
                 source.bring(name)
         return open_table(where, name)
 

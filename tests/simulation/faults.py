@@ -60,6 +60,7 @@ USUAL_RATES: Mapping[str, float] = {
     "seeds with publish rates": 0.2,
     "seeds with another broker": 0.07,
     "seeds with audits": 0.15,
+    "seeds with slow backups": 0.3,
     "seeds with commands on a changed source": 0.5,
 }
 

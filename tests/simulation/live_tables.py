@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from tests.simulation.retaining import Listing
     from tests.simulation.world import World
 
-KEPT_MILLIS = 20_000  # of an old version of a table
+KEPT_MILLIS = 8_000  # of an old version of a table
 
 
 class Place:
@@ -56,11 +56,13 @@ class LiveTables(Place):
 
     Attributes:
         listings: that somebody reads, page after page.
+        n_vacuums: those that have deleted files.
     """
 
     def __init__(self, world: World) -> None:
         super().__init__(world, "warehouse")
         self.listings: list[Listing] = []
+        self.n_vacuums = 0
         shutil.copytree(empty_tables(KEPT_MILLIS * STRETCH), self.folder, dirs_exist_ok=True)
         self._brought: dict[str, list[fake_tables.Commit]] = {name: [] for name in world.logs}
         self._times = {name: FileTimes(self.folder / name) for name in world.logs}
@@ -111,6 +113,7 @@ class LiveTables(Place):
         before = times.files()
         current = {file.rpartition("/")[2] for file in open_table(self.uri, name).file_uris()}
         done = work()
+        self.n_vacuums += done > 0
         kept_from = now - KEPT_MILLIS / 1000
         for file in sorted(before - times.files()):
             since = times.removed_at.get(file, times.written_at[file])

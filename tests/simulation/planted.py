@@ -82,6 +82,7 @@ from tracker.shard import Shard
 from tracker.wire.delaylake_pb2 import Result
 from warehouse import unseen_entries
 from warehouse.audit import accounts as audit
+from warehouse.backup import copying
 from warehouse.delta.fencing import PauseWatch
 from warehouse.delta.snapshot import Snapshot
 from warehouse.delta.tables import Tables
@@ -904,6 +905,7 @@ PLANTED: dict[str, Callable[[], Planted]] = {
     "parts of an imported file have one number": _parts_of_a_file_with_one_number,
     "an import that was killed is not completed": lambda: mock.patch.object(importing, "_unfinished", return_value=[]),
     "a restore does not rewind the subscriptions": lambda: mock.patch.object(new_checkpoint, "rewind", _nothing),
+    "a backup that finds a file gone gives up": lambda: mock.patch.object(copying, "_ATTEMPTS", 1),
     "what is sent in part counts as sent": _sent_in_part_counts_as_sent,
     "chunks are sent again under one UUID": _chunks_again_under_one_uuid,
     "a producer is opened after its end": _opened_after_its_end,
@@ -975,6 +977,13 @@ _IMPORTED = {"seeds with imports": 1.0, "import": 0.2, "crash": 0.01, "other sys
 _IMPORTED_ALONE = {**_IMPORTED, "seeds with backups": 0.0}
 _IN_ORDER = {"clock jumps": 0.0, "seeds with a cluster": 0.0, **_RARER}
 _RESTORED = {"seeds with backups": 1.0, "backup": 0.08, "warehouse lost": 0.06, **_RARER}
+_SLOWLY = {
+    "seeds with backups": 1.0,
+    "seeds with slow backups": 1.0,
+    "backup": 0.1,
+    "warehouse lost": 0.0,
+    "maintenance": 0.3,
+}
 _ELSEWHERE = {"seeds with another broker": 1.0, "backup": 0.08, "warehouse lost": 0.1}
 _CUT_OFF = {"seeds with a cluster": 1.0, "executor cut off": 0.5, **_RARER}
 _AUDITED = {"seeds with audits": 1.0}
@@ -996,6 +1005,7 @@ RATES: dict[str, dict[str, float]] = {
     "what is imported of a topic is acknowledged before": _IMPORTED_ALONE,
     "parts of an imported file have one number": _IMPORTED_ALONE,
     "a restore does not rewind the subscriptions": _RESTORED,
+    **{name: {**_PLAIN, **_RARER, **_SLOWLY, "maintenance": 0.3} for name in PLANTED if name.startswith("a backup ")},
     "offset and input not forced to the disk": {"power loss": 0.006, "slow": 0.05},
     "commits of a killed writer not forced": {"power loss": 0.004, "crash": 0.01},
     "the epoch is not checked before a commit": {"pause": 0.008},

@@ -276,6 +276,7 @@ class World:
         self.cluster.has_rates = of_rates.random() < plan.rates.get("seeds with publish rates", 0.0)
         self._live_tables: list[LiveTables] = []  # one for each warehouse; the last is that of now
         self._versions: list[tuple[float, dict[str, int]]] = []  # the newest of each table, by time, seconds
+        self.clocks_jump = plan.seed % 4 == 3
         self.needs_rebuild = ""  # why
         self.has_begun = False  # the job has fenced off those before it
         self.may_refuse = False  # the checkpoint is not as a job has left it: a start may refuse it
@@ -620,6 +621,10 @@ class World:
         if not self._live_tables:
             self._live_tables.append(LiveTables(self))
         return self._live_tables[-1]
+
+    def warehouses(self) -> list[LiveTables]:
+        """Those that are real tables, the lost ones, too."""
+        return self._live_tables
 
     def forget_versions(self, name: str, seconds: float) -> None:
         """Removes the versions of a table in memory after which there was another one so long ago, and before."""
@@ -1102,7 +1107,7 @@ class World:
             self.source_topics.each_second()
         if self.faults.is_now("checkpoint put back"):
             self.put_checkpoint_back()
-        if self.plan.seed % 4 == 3 and self.faults.is_now("clock jumps"):
+        if self.clocks_jump and self.faults.is_now("clock jumps"):
             ahead = self.scheduler.random.choice([0.0, self.clock_ahead]) + self.scheduler.random.choice(_JUMPS_SECONDS)
             self.trace(f"the clock is {ahead} s ahead")
             self.set_clock(ahead)
