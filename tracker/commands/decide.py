@@ -262,7 +262,8 @@ class CommandGroup:
         self.operation = OPERATIONS[self.kind]
         self.payload_rows = pairs.named.payload_rows
         self._in_state = [pairs.named.in_state, *moves]
-        if has_occurrences(self.payload_rows):  # an earlier command of this tick may have made the next occurrence
+        # An earlier command of this tick may have made the next occurrence, or the row of a retry, with its number.
+        if has_occurrences(self.payload_rows) or any(rows["attempt"].null_count < rows.num_rows for rows in moves):
             self.payload_rows = concat([self.payload_rows, *self._in_state])
         self._masks = int64(self.commands, "subscriptions")
 

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from tests.support.tracker.messages import TOPIC, Answers, command, commands, messages, tick_at
 from tracker.commands.decide import NOT_KEPT
-from tracker.commands.kinds import RETRY, SKIP
+from tracker.commands.kinds import POSTPONE, RETRY, SKIP
 from tracker.due_time import BadScheduleError
 from tracker.messages import concat
 from tracker.properties import sent_back, with_reason
@@ -180,6 +180,25 @@ def test_a_retry_that_waits_is_skipped_and_asked_for_again() -> None:
     again = job.command(31_000, "r3", after_millis=500)
     assert (again["result"], again["attempt"]) == (Result.APPLIED, 2)
     assert job.sent + job.rows(job.tick(32_000)) == [(0b01, 31_500, 2)]
+
+
+def test_a_retry_that_is_put_off_in_the_tick_in_which_it_is_asked_for_stays_a_retry() -> None:
+    job = Job()
+    job.tick(20_000)
+    rows = concat(job.index)
+    known = rows.filter(pc.is_null(rows["sequence"])).select(KNOWN.names)
+    given = [
+        command("r", 1, 7, kind=RETRY) | {"reason": "why"},
+        command("p", 1, 7, kind=POSTPONE) | {"deliver_at": 5_000},
+    ]
+    effects = job.tick(
+        21_000, commands=commands(given), request_ids={"r": 1, "p": 1}, known_messages=known, payload_rows=rows
+    )
+    assert [outcome["result"] for outcome in effects.outcomes.to_pylist()] == [Result.APPLIED] * 2
+    assert job.rows(job.tick(27_000)) == []
+    assert job.rows(job.tick(28_000)) == [(0b01, 28_000, 1)]
+    last = max(concat(job.index).to_pylist(), key=lambda row: row["sequence"] or 0)
+    assert (last["attempt"], json.loads(last["retry_reasons"])) == (1, ["why"])
 
 
 def test_under_one_request_id_there_is_one_retry() -> None:
