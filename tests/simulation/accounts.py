@@ -219,6 +219,7 @@ class Accounts:
         position, name = arrival.position, arrival.subscription
         account = self.accounts[position, name]
         account.came_at.append(now)
+        is_again = arrival.attempt in account.attempts
         account.attempts.add(arrival.attempt)
         if account.is_unsure:
             self._check_most(position, name, account)
@@ -229,6 +230,7 @@ class Accounts:
             may_come |= self._is_elsewhere  # where answers about what was published there may not hold
             require(may_come, f"{name} has got {position}, which is cancelled after a restore")
             return
+        require(not is_again, f"{name} has got {position} twice as its attempt {arrival.attempt}")
         unanswered = [one for one in self._unanswered(position, name) if one.operation != "CANCEL"]
         retries = sum(one.operation == "RETRY" for one in unanswered)
         n = len(account.came_at)

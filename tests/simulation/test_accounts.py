@@ -233,3 +233,14 @@ def test_after_a_restore_each_occurrence_comes_that_no_command_may_have_left_out
     oracle.schedules.restored([answer(command, "APPLIED")])
     with pytest.raises(BrokenGuaranteeError, match="has not got the occurrences"):
         oracle.schedules.check_end()
+
+
+def test_a_retry_comes_as_a_retry() -> None:
+    oracle = oracle_of(message())
+    command = Command("1", "RETRY", SOURCE, [("7:3", -1)], frozenset({"a"}), 0, NOW - 1)
+    oracle.accounts.add_command(command)
+    oracle.accounts.arrived(arrival(), NOW)
+    oracle.accounts.recorded({**answer(command, "APPLIED"), "deliver_at": NOW})
+    oracle.accounts.arrived(arrival()._replace(attempt=1), NOW)
+    with pytest.raises(BrokenGuaranteeError, match="twice as its attempt 1"):
+        oracle.accounts.arrived(arrival()._replace(attempt=1), NOW)
