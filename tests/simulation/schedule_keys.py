@@ -136,7 +136,8 @@ class ScheduleKeys:
                 is_wrong = (
                     not is_newer
                     and one.key.mode == "keep"
-                    and self._is_taken(one, waits_at - self._accounts.dispatched_millis)
+                    # Of a changed topic the older one may be gone before the job has read it.
+                    and all(self._is_taken(both, waits_at - self._accounts.dispatched_millis) for both in (one, other))
                     and (before is None or before.number > one.number)
                 )
             name = arrival.subscription
