@@ -344,8 +344,11 @@ class _OnPulsar:
         return found[0]
 
     def unload(self, topic: str) -> None:
-        url = f"{self._broker.settings.admin_url}/admin/v2/{topic.replace('://', '/')}/unload"
-        http.put(url).raise_for_status()
+        self._ask("PUT", topic, "/unload")
+
+    def _ask(self, method: str, topic: str, path: str) -> None:
+        url = f"{self._broker.settings.admin_url}/admin/v2/{topic.replace('://', '/')}"
+        http.request(method, url + path, timeout=30).raise_for_status()
 
 
 class _InMemory(_OnPulsar):
@@ -455,14 +458,13 @@ def _changed_topic_script(brokers: Brokers, topic: str, chance: random.Random, a
 
 
 class _AdminOfPulsar(_OnPulsar):
-    """Who changes topics on a real broker, which trims ledgers by itself."""
+    """Who changes topics on a real broker."""
 
     def __init__(self, broker: EmbeddedBroker, admin: Any) -> None:
         super().__init__(broker)
         self.admin = admin
 
     def change(self, topic: str, what: str, n: int) -> None:
-        url = f"{self._broker.settings.admin_url}/admin/v2/{topic.replace('://', '/')}"
         method, path = {
             "skip": ("POST", f"/subscription/delaylake/skip/{n}"),
             "clear": ("POST", "/subscription/delaylake/skip_all"),
@@ -470,10 +472,11 @@ class _AdminOfPulsar(_OnPulsar):
             "terminate": ("POST", "/terminate"),
             "delete": ("DELETE", "?force=true"),
         }[what]
-        http.request(method, url + path, timeout=30).raise_for_status()
+        self._ask(method, topic, path)
 
     def trim(self, topic: str) -> None:
         def is_trimmed() -> bool:
+            self._ask("POST", topic, "/trim")  # at a rollover or acknowledgement the broker does so, but not at each
             stats = self.admin.internal_stats(topic)
             ledger, entry = stats.acknowledged["delaylake"]
             closed = [(one, n - 1) for one, n in stats.ledgers.items() if one != max(stats.ledgers)]
