@@ -53,6 +53,7 @@ class Oracle:
     taken_at: dict[str, int] = field(default_factory=dict)  # by entry: since when a table has it, ms since the epoch
     last_delivery: int = 0  # when the last message that `deliveries` has was sent, ms since the epoch
     acknowledged: int = 0
+    lost_for: Counter[str] = field(default_factory=Counter)  # by subscription: others still have the message
     parked: set[Pair] = field(default_factory=set)  # now or earlier: it is due when its subscription goes on
     chunks: dict[str, Chunked] = field(default_factory=dict)  # by entry
 
@@ -230,6 +231,7 @@ class Oracle:
             self.accounts.forget(position, message.subscriptions - left)
             if left:
                 self.expected[position] = replace(message, subscriptions=left)
+                self.lost_for.update(message.subscriptions - left)
             else:
                 del self.expected[position]
         self.restored(tables)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Any
 
 import pyarrow as pa
@@ -127,10 +128,10 @@ def test_an_audit_has_nothing_that_waits_when_nothing_does(waits: str) -> None:
         findings = {"overdue": overdue} if waits == "overdue" else {}
         audit = Audit(1, 0, counts, findings, Comparison())
         if name == ADDED:  # what it got when it was taken out may never be recorded
-            check_nothing_waits(audit)
+            check_nothing_waits(audit, Counter())
             continue
         with pytest.raises(BrokenGuaranteeError, match="nothing waits, and an audit has"):
-            check_nothing_waits(audit)
+            check_nothing_waits(audit, Counter())
 
 
 def parcels_of(*positions: str) -> Parcels:
