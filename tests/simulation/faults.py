@@ -62,6 +62,8 @@ USUAL_RATES: Mapping[str, float] = {
     "seeds with audits": 0.15,
     "seeds with slow backups": 0.3,
     "seeds with commands on a changed source": 0.5,
+    "destination terminated": 0.04,
+    "seeds with terminated destinations": 0.2,
 }
 
 # By how much more often a fault falls in a seed; what ends processes would else keep the job from doing anything.

@@ -88,8 +88,8 @@ class Doubles:
         Args:
             not_recorded: by (position, subscription) how many deliveries have come that `deliveries` does not have.
         """
-        self._left = not_recorded
-        self._may_come = {one for one in self._came if one[:2] in not_recorded}
+        self._left |= not_recorded
+        self._may_come |= {one for one in self._came if one[:2] in not_recorded}
 
     def is_one(self, arrival: Arrival) -> bool:
         """Whether a delivery is another one of what has come, and may be."""

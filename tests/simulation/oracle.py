@@ -59,6 +59,7 @@ class Oracle:
 
     def __post_init__(self) -> None:
         self._deleted: dict[str, set[str]] = defaultdict(set)  # by table: entries whose rows nobody needed any more
+        self._deleted_unrecorded: set[Pair] = set()  # their destinations were deleted before `deliveries` had them
         self._may_come_again: set[Pair] = set()  # delivered before the backup that was restored elsewhere
         # By table and position: which subscriptions have a row for good; None: all.
         self._kept_for: dict[str, dict[str, set[str | None]]] = defaultdict(lambda: defaultdict(set))
@@ -262,6 +263,12 @@ class Oracle:
         self.rejected.producers_forgotten(since - _CONFIRMED_MILLIS)
         self.accounts.producers_forgotten()
 
+    def destination_deleted(self, subscription: str) -> None:
+        """With a destination of which not all is recorded the broker has forgotten the job's producers there."""
+        left = self.came - self.recorded
+        self._deleted_unrecorded |= {key for key in left if key[1] == subscription}
+        self.doubles.may_come(Counter({key: n for key, n in left.items() if key[1] == subscription}))
+
     def is_behind(self, subscription: str) -> bool:
         """Whether a subscription has got messages that `deliveries` does not have for good."""
         return any(n > self.recorded[key] for key, n in self.came.items() if key[1] == subscription)
@@ -355,6 +362,8 @@ class Oracle:
         left = [key for key in self.came if key[1] != ADDED and self.recorded[key] < self.came[key]]
         # Nor what was taken from a source topic before it was durable, where a rebuild has followed.
         left = [key for key in left if not (self.parcels.n_rebuilds and self.parcels.may_be_lost(entry_of(key[0])))]
+        # Nor what a destination had when it was deleted, of which a rebuild then knows nothing.
+        left = [key for key in left if not (self.accounts.n_rebuilds and key in self._deleted_unrecorded)]
         # Nor what an import brought in that a restored backup lacks.
         if left := [key for key in left if not is_imported(key[0]) or entry_of(key[0]) in self.durable["entries"]]:
             raise BrokenGuaranteeError(f"{len(left)} have come and are not in `deliveries`, as {left[0]}")

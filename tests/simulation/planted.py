@@ -373,6 +373,15 @@ def _not_taken_by_a_slow_one_counts_as_sent() -> Planted:
     return mock.patch.object(UnwritableRetries, "leave", leave)
 
 
+def _not_taken_by_a_terminated_one_counts_as_sent() -> Planted:
+    original = UnwritableRetries.leave
+
+    def leave(self: Any, reasons: Any, remainders: Any, slow: Any = ()) -> None:
+        original(self, {one: why for one, why in reasons.items() if "terminated" not in why}, remainders, slow)
+
+    return mock.patch.object(UnwritableRetries, "leave", leave)
+
+
 def _durable_before_settled() -> Planted:
     original = Clock.next
 
@@ -952,6 +961,7 @@ PLANTED: dict[str, Callable[[], Planted]] = {
     ),
     "nobody tries a destination again": lambda: mock.patch.object(UnwritableRetries, "_look_after", _nothing),
     "what a slow destination did not take counts as sent": _not_taken_by_a_slow_one_counts_as_sent,
+    "what a terminated destination did not take counts as sent": _not_taken_by_a_terminated_one_counts_as_sent,
     "what is skipped in a source topic is not named": lambda: mock.patch.object(SourceWatch, "_add", _nothing),
     "what is trimmed beside entries that are there is not counted": lambda: mock.patch.object(
         unseen_entries, "_n_messages", return_value=0
@@ -992,6 +1002,10 @@ _COMMANDED = {**_PLAIN, **_RARER, "seeds with a changed source": 1.0, "seeds wit
 
 RATES: dict[str, dict[str, float]] = {
     "what a slow destination did not take counts as sent": {"seeds with publish rates": 1.0, "publish rate": 0.2},
+    "what a terminated destination did not take counts as sent": {
+        "seeds with terminated destinations": 1.0,
+        "destination terminated": 0.1,
+    },
     "what is skipped in a source topic is not named": _CHANGED,
     "what is trimmed beside entries that are there is not counted": _CHANGED,
     "what is trimmed beside entries that are there is counted twice": _CHANGED,

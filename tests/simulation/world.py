@@ -82,6 +82,7 @@ from tests.simulation.retaining import Maintenance, maintenance_names
 from tests.simulation.scheduler import EPOCH_SECONDS, Process, Scheduler, Task
 from tests.simulation.source_topics import SourceTopics
 from tests.simulation.spark import StateDamagedError
+from tests.simulation.terminated import TerminatedDestinations
 from tracker.wire.delaylake_pb2 import ControlOutcome
 from warehouse.delta.commits import last_transactions
 from warehouse.delta.fencing import PAUSE_SECONDS, FencedError
@@ -270,6 +271,7 @@ class World:
         self.backups = Backups(self)
         self.other_system = OtherSystem(self)
         self.source_topics = SourceTopics(self)
+        self.terminated = TerminatedDestinations(self)
         self.filters = Filters(self)
         self.audits = Audits(self)
         of_rates = random.Random(f"publish rates {plan.seed}")
@@ -1083,6 +1085,8 @@ class World:
             self.cluster.fill(self.cluster.topic(name), seconds)
         if self.cluster.has_rates and self.faults.is_now("publish rate"):
             self._limit_destination()
+        if self.terminated.are_made:
+            self.terminated.each_second()
         if self.faults.is_now("destination deleted"):
             self._delete_destination()
         if self.faults.is_now("checkpoint lost"):
