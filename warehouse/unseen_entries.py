@@ -45,7 +45,15 @@ _MAX_READ_BYTES = 256 << 20  # of a gap: of such entries, and of those between t
 
 
 class NotDurableError(DelayLakeError):
-    """What the tables are asked about an entry they may have later. The message is one line."""
+    """What the tables are asked about an entry they may have later. The message is one line.
+
+    Attributes:
+        gap: what to ask about later instead of the gap, since the broker may have trimmed more by then; None: the same.
+    """
+
+    def __init__(self, message: str, gap: Gap | None = None) -> None:
+        super().__init__(message)
+        self.gap = gap
 
 
 @dataclass(frozen=True)
@@ -72,12 +80,12 @@ def find_not_seen(
 
     Args:
         index_of: returns the broker entry index of an entry's last message, or None. Called for the entry before the
-            gap, if its index is unknown and the broker may have trimmed ledgers of the gap. What it raises is raised,
-            but at the topic's end, where no later entry may ever come, a NotDurableError means None.
+            gap, if its index is unknown and the broker may have trimmed ledgers of the gap. What it raises is raised.
         brokers: to read the entries that the broker does not describe; None: they are not read.
 
     Raises:
         PulsarError: the broker does not answer.
+        NotDurableError: by `index_of`.
     """
     stats = admin.internal_stats(source.name)
     ledgers = {} if stats is None else stats.ledgers
@@ -208,16 +216,25 @@ def _with_indexes(
 
     Args:
         answers: what the broker has said of the gap's entries.
+
+    Raises:
+        NotDurableError: by `index_of`, with the gap and the index after it.
     """
     last = max(answers, default=START)
     if gap.before_index is not None or last.next != gap.before or not isinstance(answers[last], BrokerEntry):
         return gap
+    later: NotDurableError | None = None
     try:
         after_index = index_of(gap.after) if gap.after_index is None else gap.after_index
-    except NotDurableError:
+    except NotDurableError as error:
+        after_index, later = None, error
+    index = None if after_index is None and later is None else admin.message_index(source.name, *last)
+    if index is None:
         return gap
-    index = None if after_index is None else admin.message_index(source.name, *last)
-    return gap if index is None else replace(gap, after_index=after_index, before_index=index + 1)
+    gap = replace(gap, after_index=after_index, before_index=index + 1)
+    if later is not None:
+        raise NotDurableError(str(later), gap)
+    return gap
 
 
 def _n_messages(gap: Gap, index_of: Callable[[Position], int | None]) -> int:

@@ -220,11 +220,12 @@ class Receivers:
         self._replayed.clear()
 
     def acknowledge(self, positions: Mapping[str, str]) -> None:
-        """Acknowledges entries in a thread, without waiting for the broker.
+        """Acknowledges durable entries in a thread, without waiting for the broker.
 
         Args:
             positions: by topic partition the last entry to acknowledge.
         """
+        self._watch.durable_through(positions)
         self._to_acknowledge.put(positions)
 
     def stop(self) -> None:

@@ -7,7 +7,7 @@ import logging
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import pyarrow as pa
 
@@ -26,7 +26,7 @@ from streaming.source.watch.stalled_topics import StalledTopics
 from streaming.source.watch.subscription_places import SubscriptionPlaces
 from streaming.source.watch.undecided_gaps import SourceGap, UndecidedGaps
 from warehouse.delta.tables import Tables
-from warehouse.unseen_entries import durable_index, find_not_seen, record
+from warehouse.unseen_entries import NotDurableError, durable_index, find_not_seen, record
 
 _log = logging.getLogger(__name__)
 
@@ -81,6 +81,7 @@ class SourceWatch:
         self._without_room: dict[str, Position] = {}  # the last entry received, by topic partition
         self._ends_asked: dict[str, Position] = {}  # the entry up to which gaps were noted, by topic partition
         self._continuity: dict[str, Continuity] = {}
+        self._durable: Mapping[str, str] | None = None  # as `durable_through`; None: nothing was told yet
         self._wake = threading.Event()
         if self._gaps:
             self._wake.set()
@@ -162,6 +163,12 @@ class SourceWatch:
             self._ends_asked[name] = end
             self._add(source, [Gap(last, end.next, index)])
 
+    def durable_through(self, positions: Mapping[str, str]) -> None:
+        """Notes by topic partition, also of those that are not read any more, the entry up to which all are durable."""
+        self._durable = positions
+        if self._gaps:
+            self._wake.set()
+
     def _run(self) -> None:
         next_look = time.monotonic() + _LOOK_SECONDS
         while not self._stopped.is_set():
@@ -227,6 +234,11 @@ class SourceWatch:
                 failed.append(gap)
                 error = broker_error
                 break  # the next round begins with the other gaps
+            except NotDurableError as not_durable:
+                if not_durable.gap is not None:
+                    self._gaps.replace(source, gap, not_durable.gap)
+                failed.append(not_durable.gap or gap)
+                error = not_durable
             except Exception as gap_error:
                 failed.append(gap)
                 error = gap_error
@@ -248,7 +260,26 @@ class SourceWatch:
         _log.error("%s: %s", source.name, text)
 
     def _index_of(self, source: SourceTopic, position: Position) -> int | None:
-        return durable_index(self._tables, source, position)
+        is_all = self._is_all(source.name, position)  # before the question: it may become durable meanwhile
+        try:
+            return durable_index(self._tables, source, position)
+        except NotDurableError:
+            if is_all:
+                return None
+            raise
+
+    def _is_all(self, name: str, position: Position) -> bool:
+        """Whether the tables have an entry of a topic partition already, or it was never seen and they never will."""
+        durable = self._durable
+        if durable is not None and position <= Position.parse(durable.get(name, str(START))):
+            return True
+        beginning = self._beginnings.get(name)
+        if beginning is not None and position <= beginning.position:
+            return True
+        continuity = self._continuity.get(name)
+        if continuity is None:  # the topic is not read any more
+            return durable is not None
+        return continuity.last < position <= self._ends_asked.get(name, START)
 
     def look(self, now: int) -> None:
         """Looks at every topic partition: whether it stands still, and whether entries are missing at its end.

@@ -81,6 +81,13 @@ class UndecidedGaps:
             self._gaps |= dict.fromkeys(failed)
         self.write()
 
+    def replace(self, source: SourceTopic, gap: Gap, by: Gap) -> None:
+        """Replaces a gap by what is to be decided instead."""
+        with self._lock:
+            self._gaps = dict.fromkeys((source, by) if one == (source, gap) else one for one in self._gaps)
+            self._changes += 1
+        self.write()
+
     def write(self) -> None:
         """Writes the gaps to the file if they have changed; one of several waiting threads writes for all."""
         wanted = self._changes

@@ -70,12 +70,23 @@ def test_at_the_end_of_a_topic_the_last_entry_says_how_many_were_trimmed_before(
     assert len(named({13: 4}, Gap(Position(7, 3), Position(13, 4), 9), Position(13, 3))) == 4, "it is not described"
 
 
-def test_what_is_there_at_the_end_is_named_also_where_the_entry_before_is_not_known_yet() -> None:
+def test_a_gap_at_the_end_stays_open_until_the_entry_before_is_durable_and_keeps_the_index_that_ends_it() -> None:
     def not_durable(position: Position) -> int | None:
         raise NotDurableError(f"{position} is not durable yet")
 
     broker = cast("AdminClient", Broker({13: 4}))
-    assert find_not_seen(broker, SOURCE, Gap(Position(7, 3), Position(13, 4)), not_durable).rows.num_rows == 4
+    with pytest.raises(NotDurableError) as caught:
+        find_not_seen(broker, SOURCE, Gap(Position(7, 3), Position(13, 4)), not_durable)
+    assert caught.value.gap == Gap(Position(7, 3), Position(13, 4), None, 28)
+    trimmed = cast("AdminClient", Broker({14: 0}))
+    found = find_not_seen(trimmed, SOURCE, caught.value.gap, lambda _: 9).rows
+    assert [reason for reason in found["reason"].to_pylist() if "by their indexes" in reason] == [
+        "not seen: up to 14 messages by their indexes; the broker no longer has it"
+    ]
+
+
+def test_what_is_there_at_the_end_is_named_also_where_the_entry_before_was_never_seen() -> None:
+    assert len(named({13: 4}, Gap(Position(7, 3), Position(13, 4)))) == 4
 
 
 def test_a_topic_that_was_made_again_counts_from_its_beginning() -> None:

@@ -24,6 +24,7 @@ from status.alerts import INTERNAL_ERROR, NOT_SEEN, STANDING, Alerts
 from streaming.source.receiving.receiver import Limits, Receiver, ReceiverEvents, TopicAccess
 from streaming.source.receiving.unreadable_messages import Acceptance
 from streaming.source.watch import source_watch, undecided_gaps
+from streaming.source.watch.beginnings import Beginning
 from streaming.source.watch.source_watch import SourceWatch
 from streaming.source.watch.stalled_topics import STANDING_MILLIS
 from streaming.source.watch.undecided_gaps import UndecidedGaps
@@ -263,6 +264,59 @@ def test_what_was_trimmed_at_the_end_of_a_topic_is_counted_although_nothing_come
     reasons = watched.tables.query("rejects", "SELECT reason FROM rejects ORDER BY ledger_id")["reason"].to_pylist()
     assert reasons[0] == "not seen: 15 messages by their indexes; the broker no longer has it"
     assert watched.rejected() == [(ORDERS, n) for n in (0, 1, 2, 3, 4, 4, 5)]
+
+
+def test_what_was_trimmed_at_the_end_after_an_entry_of_an_earlier_run_is_counted_when_that_is_durable(
+    watched: Watched,
+) -> None:
+    watched.tables.create()
+    watched.answer_with(FakeAdmin(set(), ledgers={10: 6}))
+    source = SourceTopic(ORDERS, ORDERS, -1)
+    watched.watch.follow(source, Position(7, 3))
+    watched.watch.passed(source, Position(10, 5))
+    watched.watch.decide_gaps()
+    [text] = watched.not_seen()
+    assert text.endswith("why is not known yet: 7:3 is not durable yet")
+    watched.watch.stop()
+    following = Watched(watched.folder)
+    following.answer_with(FakeAdmin(set(), ledgers={10: 6, 11: 0}))
+    following.watch.follow(source, Position(7, 3))
+    entry = {"topic": ORDERS, "partition": -1, "ledger_id": 7, "entry_id": 3, "batch_size": 2, "first_index": 8}
+    watched.tables.append("entries", pa.Table.from_pylist([entry], schema=SCHEMAS["entries"]), {})
+    following.watch.decide_gaps()
+    following.watch.stop()
+    reasons = watched.tables.query("rejects", "SELECT reason FROM rejects ORDER BY ledger_id")["reason"].to_pylist()
+    assert reasons[0] == "not seen: 15 messages by their indexes; the broker no longer has it"
+    assert watched.rejected() == [(ORDERS, n) for n in (0, 1, 2, 3, 4, 4, 5)]
+
+
+@pytest.mark.parametrize("how", ["durable", "asked", "beginning", "not read"])
+def test_a_gap_at_the_end_is_decided_where_the_entry_before_it_was_never_seen(watched: Watched, how: str) -> None:
+    watched.tables.create()
+    watched.answer_with(FakeAdmin(set(), ledgers={10: 6}))
+    source, watch = SourceTopic(ORDERS, ORDERS, -1), watched.watch
+    gap = Gap(Position(7, 3), Position(10, 6))
+    if how == "asked":  # it ended a gap itself
+        watch.follow(source, Position(7, 1))
+        watch._ends_asked[ORDERS] = Position(7, 3)
+        watch.passed(source, Position(10, 5))
+    elif how == "beginning":
+        watch._beginnings.keep(ORDERS, Beginning(Position(7, 3), None))
+        watch.begin(source)
+        watch.passed(source, Position(10, 5))
+    else:  # it was skipped at the end of an earlier run
+        if how == "not read":
+            del watch._continuity[ORDERS]
+        else:
+            watch.follow(source, Position(7, 3))
+        watch._add(source, [gap])
+        watch.decide_gaps()
+        assert watched.rejected() == []
+        watch.durable_through({ORDERS: "7:3"} if how == "durable" else {ALERTS: "8:0"})
+    assert [open_gap.after for _, open_gap in watch._gaps.all()] == [Position(7, 3)]
+    watch.decide_gaps()
+    assert watched.rejected() == [(ORDERS, n) for n in range(6)]
+    assert not watch._gaps.all()
 
 
 def test_gaps_that_cannot_be_written_down_stay(watched: Watched) -> None:
