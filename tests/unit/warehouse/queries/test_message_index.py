@@ -23,9 +23,13 @@ TOPIC = "persistent://public/default/t"
 
 
 def write(tables: Tables, entries: dict[int, tuple[int, int]], pending: set[int], partition: int = -1) -> None:
-    """Entries by id: first index and batch size; those that are not pending were delivered long ago."""
-    at = {"ledger_id": 10 + partition, "partition": partition, "publish_time": NOW - 9 * DAY}
-    durable = [{**at, "entry_id": e, "first_index": f, "batch_size": n} for e, (f, n) in entries.items()]
+    """Entries by id, two hours apart: first index and batch size; what is not pending was delivered long ago."""
+    at = {"ledger_id": 10 + partition, "partition": partition}
+    published = {e: NOW - 9 * DAY + e * DAY // 12 for e in entries}
+    durable = [
+        {**at, "publish_time": published[e], "entry_id": e, "first_index": f, "batch_size": n}
+        for e, (f, n) in entries.items()
+    ]
     tables.append("entries", rows("entries", durable), {})
     waiting = [{**at, "entry_id": e, "operation": "DELAY", "deliver_at": NOW + DAY} for e in pending]
     if waiting:
