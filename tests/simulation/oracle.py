@@ -280,7 +280,8 @@ class Oracle:
             names = ("ledger_id", "entry_id")
             for ledger, entry in zip(*(rows[name].to_pylist() for name in names), strict=True):
                 self.durable[table].add(f"{ledger}:{entry}")
-                self.taken_at.setdefault(f"{ledger}:{entry}", self.now())
+                if table != "rejects" or not self.parcels.may_be_lost(f"{ledger}:{entry}"):
+                    self.taken_at.setdefault(f"{ledger}:{entry}", self.now())
         if table in ("delayed_index", "rejects", "deliveries"):
             subscriptions = [None] * rows.num_rows if table == "rejects" else rows["subscription"].to_pylist()
             for position, name in zip(position_texts(rows).to_pylist(), subscriptions, strict=True):

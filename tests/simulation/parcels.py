@@ -52,8 +52,9 @@ class Parcels:
         """Entries are gone, or are not sent any more: the job has them already, or they are lost."""
         gone = {entry for entry in entries if entry in self._positions and not self._is_durable(entry)}
         self._lost_by = dict.fromkeys(sorted(gone), by) | self._lost_by
-        # Of a topic that was made again, and of which the job has read nothing, it seems that indexes have gone on.
-        is_unknown = len(self._topics) > 1 and not any(map(self._is_known, self._topics[-1]))
+        # Of a topic of which the job has read nothing it may not know the beginning: it was killed before its first
+        # offset. Of one that was made again it seems that indexes have gone on.
+        is_unknown = not any(map(self._is_known, self._topics[-1]))
         if is_nameless or is_unknown:
             self._nameless |= gone
 
