@@ -17,6 +17,8 @@ It promises what Pulsar's docs do, and `test_fakes.py` compares with a real one:
 - A topic with a publish rate takes what comes, and the broker reads nothing more of its connection until the rate is
   kept again: whatever else is on the connection waits, too (`PublishRateLimiterImpl`, "Message throttling").
 - A topic that is terminated takes nothing more, and its consumers go on ("Terminate topics" in the admin docs).
+- A partitioned topic has no entries of its own: each partition is a topic, with a broker, ledgers and positions of its
+  own ("Partitioned topics" in the concepts of messaging).
 - A ledger that is full is closed, and another one follows (`managedLedgerMaxEntriesPerLedger`). Who skips entries of a
   subscription, or lets them expire, acknowledges them; what was sent before comes all the same. Closed ledgers whose
   entries are all acknowledged are trimmed; who truncates a topic clears its backlog first ("Truncate topics").
@@ -58,6 +60,7 @@ from broker.protocol.producer import EntryProducer
 from broker.protocol.session import ClosedError, DisconnectedError, RefusedError
 from broker.protocol.wire.pulsar_pb2 import BrokerEntryMetadata, Command, LastMessageId, ProducerAnswer, ServerError
 from broker.pulsar_admin.answers import BrokerEntry, TopicLedgers
+from conf.partitions import partition_name
 from tests.simulation.faults import Faults
 from tests.simulation.scheduler import Future, Process, Scheduler, wait_seconds
 from tests.support.clients.raw_producer import entry as raw_entry
@@ -160,6 +163,7 @@ class Cluster:
         self.scheduler, self.name = scheduler, name
         self.faults = faults
         self.topics: dict[str, Topic] = {}
+        self.partitions: dict[str, int] = {}  # how many each partitioned topic has
         self.most_in_ledger: dict[str, int] = {}  # by topic, as `Topic.most_in_ledger`
         self.links: list[Link] = []
         self.is_up = True
@@ -171,7 +175,13 @@ class Cluster:
         self._ledgers = itertools.count(7, 3)
         self._dispatch = random.Random(f"dispatch {faults.seed}")
 
+    def partition_names(self, name: str) -> list[str]:
+        """Returns the names of a topic's partitions, or its own: it is not partitioned."""
+        n = self.partitions.get(name, 0)
+        return [partition_name(name, i) for i in range(n)] if n else [name]
+
     def topic(self, name: str) -> Topic:
+        assert name not in self.partitions, f"{name} has partitions, and somebody uses it as a topic of entries"
         if name not in self.topics:
             self.topics[name] = Topic(name, next(self._ledgers), most_in_ledger=self.most_in_ledger.get(name, 0))
         return self.topics[name]
@@ -730,7 +740,7 @@ class SimulatedBrokers(Brokers):
         return EntryProducer(lambda: self._connection_for(topic), topic, name, schema, on_progress)
 
     def partitions(self, topic: str) -> int:
-        return 0
+        return self._cluster.partitions.get(topic, 0)
 
     def close(self) -> None:
         self._is_closed = True
@@ -769,7 +779,7 @@ class Admin:
     def partitions(self, topic: str) -> int | None:
         if not self._cluster.is_up:
             raise PulsarError("the broker does not answer")
-        return 0 if topic in self._cluster.topics else None
+        return self._cluster.partitions.get(topic, 0 if topic in self._cluster.topics else None)
 
     def entry_published_at(self, topic: str, time: int) -> tuple[int, int] | None:
         return None  # as where the broker does not say: all entries are read
@@ -869,7 +879,7 @@ class Client:
         self._brokers = brokers
 
     def get_topic_partitions(self, topic: str) -> list[str]:
-        return [topic]
+        return self._brokers.partition_names(topic)
 
     def create_producer(self, topic: str, producer_name: str, **_: Any) -> ClientProducer:
         try:

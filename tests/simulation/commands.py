@@ -5,9 +5,11 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 
+from broker.position import Position
 from broker.protocol.building import OutgoingMessage, single_entry
+from conf.partitions import partition_name
 from conf.settings import Settings
-from tests.simulation.accounts import Command
+from tests.simulation.accounts import Account, Command
 from tests.simulation.broker import Cluster, as_replicated
 from tests.simulation.expected import entry_of
 from tests.simulation.filtering import Asked, named_by
@@ -216,10 +218,33 @@ class Operators:
         between, self._random = self._random, random.Random(f"{self._name} {topic}")
         if self._per_second and self._cluster.faults.is_done("cancel next"):
             name = self._random.choice([one for one, of in sorted(self._topic_of.items()) if of == topic])
-            following = self._cluster.topic(topic).next
+            following = self._following(topic)
             for entry in range(following.entry_id, following.entry_id + _CANCELLED_NEXT):
                 self._send("CANCEL", [(f"{following.ledger_id}:{entry}", -1)], {name}, self._now() + 60_000)
         self._random = between
+
+    def _following(self, topic: str) -> Position:
+        """Returns where the next entry of a source topic will be, of some partition."""
+        names = self._cluster.partition_names(topic)
+        chance = random.Random(f"{self._name} {topic} partition {self._n_asked} {self._n_published}")
+        return self._cluster.topic(chance.choice(names)).next
+
+    def _account(self, entry: str, index: int, name: str) -> Account | None:
+        positions = [one for one in self._accounts.positions_of(entry) if one.endswith(f":{index}")]
+        return self._accounts.accounts.get((positions[0], name)) if positions else None
+
+    def _name_partition(self, message: ControlCommand, entries: list[SkipEntry]) -> None:
+        """May name the partition of each entry, or, where all are of one, that of the topic."""
+        chance = random.Random(f"{self._name} partition {message.request_id}")
+        of_entries = [self._accounts.positions_of(f"{one.ledger_id}:{one.entry_id}") for one in entries]
+        partitions = [int(positions[0].split(":")[2]) if positions else -1 for positions in of_entries]
+        if max(partitions, default=-1) < 0 or chance.random() < 0.5:
+            return
+        if len({*partitions}) == 1 and chance.random() < 0.5:
+            message.topic = partition_name(message.topic, partitions[0])
+            return
+        for one, partition in zip(entries, partitions, strict=True):
+            one.partition = partition
 
     def _ask_schedule(self, name: str) -> None:
         schedules = [*self._oracle.schedules.of_subscription(name)][-8:]
@@ -261,7 +286,7 @@ class Operators:
         """
         chance = self._random
         if operation not in ("RETRY", "POSTPONE") and chance.random() < 0.08:
-            following = self._cluster.topic(self._topic_of[name]).next
+            following = self._following(self._topic_of[name])
             ahead = chance.choice([0, 1, 4, 20])
             return chance.choice([f"{following.ledger_id}:{following.entry_id + ahead}:-1:-1", "990:3:-1:-1"])
         now = self._now()
@@ -312,6 +337,7 @@ class Operators:
         entries = [_entry(entry, index) for entry, index in named]
         if schedule_key:
             entries = [SkipEntry(schedule_key=schedule_key)]
+        self._name_partition(message, entries)
         match operation:
             case "CANCEL":
                 cancels = [
@@ -326,7 +352,7 @@ class Operators:
                     message.cancel.CopyFrom(cancels[0])
             case "SKIP":
                 for one, (entry, index) in zip(entries, named, strict=False):
-                    account = self._accounts.accounts.get((f"{entry}:-1:{index}", max(names)))
+                    account = self._account(entry, index, max(names))
                     if account is not None and form.random() < 0.3:
                         one.deliver_at = account.due  # so that it is found sooner
                 message.skip.entries.extend(entries)

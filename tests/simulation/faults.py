@@ -64,6 +64,7 @@ USUAL_RATES: Mapping[str, float] = {
     "seeds with commands on a changed source": 0.5,
     "destination terminated": 0.04,
     "seeds with terminated destinations": 0.2,
+    "seeds with partitions": 0.12,
 }
 
 # By how much more often a fault falls in a seed; what ends processes would else keep the job from doing anything.

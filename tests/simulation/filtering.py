@@ -151,10 +151,11 @@ class _Known:
             is_vague = account.is_unsure or account.ends_at or account.earlier or message.schedule_key is not None
             if message.topic != topic or is_vague or accounts.is_unanswered(position, name):
                 continue
-            own, of_all = times.get((position, name), set()), times.get((position, ""), set())
+            indexed = _place(position)
+            own, of_all = times.get((indexed, name), set()), times.get((indexed, ""), set())
             is_indexed = account.due in own if account.is_moved else bool(own | of_all)
-            whole = f"{entry_of(position)}:-1:-1"
-            is_cancel_indexed = any((one, of) in cancels for one in (position, whole) for of in ("", name))
+            whole = f"{entry_of(position)}:-1"
+            is_cancel_indexed = any((one, of) in cancels for one in (indexed, whole) for of in ("", name))
             if account.is_cancelled and is_indexed and is_cancel_indexed:
                 cancelled[pair] = account.due
             elif not account.is_gone and pair in for_good:
@@ -167,8 +168,13 @@ class _Known:
         return _Known(waiting, cancelled, delivered, over, world.is_written_anew(), n_rebuilds)
 
 
+def _place(position: str) -> str:
+    """Returns a message's place without its partition, which a cancel need not name."""
+    return f"{entry_of(position)}:{position.rpartition(':')[2]}"
+
+
 def _indexed(world: World, topic: str) -> tuple[dict[Pair, set[int]], set[Pair]]:
-    """Returns when the index has each message due, and what its cancels name; subscription empty: for all."""
+    """Returns when the index has each message due, and what its cancels name, by place; subscription empty: for all."""
     index = world.logs["delayed_index"]
     rows = index.rows(index.newest)
     rows = rows.filter(pc.equal(rows["topic"], topic))
@@ -176,7 +182,7 @@ def _indexed(world: World, topic: str) -> tuple[dict[Pair, set[int]], set[Pair]]
     cancels: set[Pair] = set()
     names = ("operation", "ledger_id", "entry_id", "batch_index", "subscription", "deliver_at")
     for kind, ledger, entry, number, name, due in zip(*(rows[one].to_pylist() for one in names), strict=True):
-        pair = f"{ledger}:{entry}:-1:{number}", name or ""
+        pair = f"{ledger}:{entry}:{number}", name or ""
         if kind == "DELAY":
             times.setdefault(pair, set()).add(due)
         elif kind == "CANCEL":
@@ -275,7 +281,8 @@ class FilteredChange:
         """Yields what a command names, each message of an entry that it names whole."""
         positions = self._world.oracle.accounts.positions_of
         for entry, index in named_by(command):
-            found = [f"{entry}:-1:{index}"] if index >= 0 else positions(entry) or [f"{entry}:-1:-1"]
+            found = [one for one in positions(entry) if index < 0 or one.endswith(f":{index}")]
+            found = found or [f"{entry}:-1:{index}"]  # nobody has sent it
             yield from ((position, name) for position in found for name in command.subscriptions)
 
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Mapping
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import NamedTuple, Protocol
 
 from broker.protocol.building import OutgoingMessage, batch_entry, encoded_property, single_entry
 from broker.protocol.wire.pulsar_pb2 import MessageMetadata
+from conf.partitions import partition_name
 from conf.settings import Settings
 from tests.simulation.broker import Cluster
 from tests.simulation.expected import Chunked, Expected, Repeat, ScheduleKey
@@ -45,6 +47,7 @@ class _InChunks(NamedTuple):
 
     chance: random.Random
     source: str
+    partition: int
     uuid: str
     last: int
     whole: Chunked
@@ -102,8 +105,8 @@ class Producers:
         self._due_of_key: dict[tuple[str, str], int] = {}  # of the last message, ms since the epoch
         self._n_entries, self._n = 0, first
         self._kinds, self._in_chunks = kinds, in_chunks
-        # By topic: what came under request ids, and the first message of each.
-        self._requested: dict[str, list[tuple[Expected, str]]] = {source: [] for source in self._routes}
+        # By topic and partition: what came under request ids, and the first message of each.
+        self._requested: dict[tuple[str, int], list[tuple[Expected, str]]] = defaultdict(list)
         self.last_due = 0
         self.is_ended = False
         scheduler.after(1.0, self._publish)
@@ -123,27 +126,33 @@ class Producers:
         source = self._random.choice(sorted(self._routes))
         now = self._now()
         n = self._random.choice([1, 1, 1, 3])
+        partition = self._choose_partition(source)
         if n == 1 and self._random.random() < self._in_chunks:
             self._n += 1
             last = 2 if self._random.random() < 0.9 else 3
             uuid = f"user-{self._n}"
             parts = [self._padded(f"{uuid} {part}".encode()) for part in "abcd"[: last + 1]]
-            self._publish_chunk(_InChunks(self._random, source, uuid, last, Chunked(now), parts), 0)
+            self._publish_chunk(_InChunks(self._random, source, partition, uuid, last, Chunked(now), parts), 0)
             return
-        topic = self._cluster.topic(source)
-        following = topic.end.next
+        name = partition_name(source, partition)
+        following = self._cluster.topic(name).end.next
         messages, said = [], []
         for i in range(n):
-            position = f"{following.ledger_id}:{following.entry_id}:-1:{i if n > 1 else -1}"
+            position = f"{following.ledger_id}:{following.entry_id}:{partition}:{i if n > 1 else -1}"
             expected = self._expected(source, position, now, is_alone=n == 1)
             self._accounts.sent(position, expected)
             self.last_due = max(self.last_due, expected.due)
             messages.append(outgoing(self._n, expected))
             said.append(", ".join(f"{one} {value}" for one, value in expected.properties.items()))
         entry = batch_entry(messages, b"user", now) if n > 1 else single_entry(messages[0], b"user", now)
-        self._trace(f"published {following} to {source.rpartition('/')[2]}: {'; '.join(said)}")
-        self._cluster.publish(source, entry.data, n)
+        self._trace(f"published {following} to {name.rpartition('/')[2]}: {'; '.join(said)}")
+        self._cluster.publish(name, entry.data, n)
         self.on_published(source, position)
+
+    def _choose_partition(self, source: str) -> int:
+        """Returns to which partition of a topic the next entry goes; -1: the topic is not partitioned."""
+        n = self._cluster.partitions.get(source, 0)
+        return random.Random(f"{self._name} partition {self._n_entries}").randrange(n) if n else -1
 
     def _padded(self, payload: bytes) -> bytes:
         """Returns a payload, sometimes so large that its message is delivered in chunks; the same for each message."""
@@ -157,8 +166,9 @@ class Producers:
         """Publishes a chunk of a message, and the next one later; of four chunks the last one is never published."""
         if number == 3:
             return
-        chance, source, uuid, last, whole, parts = message
-        position = self._cluster.topic(source).end.next
+        chance, source, partition, uuid, last, whole, parts = message
+        name = partition_name(source, partition)
+        position = self._cluster.topic(name).end.next
         metadata = MessageMetadata(producer_name=b"user", sequence_id=self._n, publish_time=self._now())
         metadata.uuid, metadata.chunk_id, metadata.n_chunks = uuid.encode(), number, last + 1
         self._accounts.chunks[str(position)] = whole
@@ -166,11 +176,11 @@ class Producers:
             due = self._now() + chance.choice(_DUE_MILLIS)
             expected = Expected(source, due, self._routes[source], {"deliverAt": str(due)}, b"".join(parts))
             whole.last = str(position)
-            self._accounts.sent(f"{position}:-1:-1", expected)
+            self._accounts.sent(f"{position}:{partition}:-1", expected)
             self.last_due = max(self.last_due, due)
             metadata.properties.add(key=b"deliverAt", value=str(due).encode())
-        self._trace(f"published {position} to {source.rpartition('/')[2]}: chunk {number} of {uuid}")
-        self._cluster.publish(source, raw_entry(metadata, parts[number]))
+        self._trace(f"published {position} to {name.rpartition('/')[2]}: chunk {number} of {uuid}")
+        self._cluster.publish(name, raw_entry(metadata, parts[number]))
         if number < last:
             following = partial(self._publish_chunk, message, number + 1)
             self._scheduler.after(chance.choice(_BETWEEN_CHUNKS_SECONDS), following)
@@ -182,6 +192,9 @@ class Producers:
         payload = self._padded(b"%d" % self._n) if is_alone else b"%d" % self._n
         message = Expected(source, due, self._routes[source], {"deliverAt": str(due)}, payload)
         message.key = chance.choice(_KEYS)
+        partition = int(position.split(":")[2])
+        if partition >= 0 and message.key:  # as producers do: what has one key is in one partition
+            message.key = _KEYS[-1 - partition]
         [kind] = chance.choices([*self._kinds], [*self._kinds.values()])
         if message.key:
             self._bring_together(message, now)
@@ -191,7 +204,7 @@ class Producers:
             kind = "keyed"
         match kind:
             case "keyed" if self._scheduler.now >= self.keys_from[source]:
-                set_schedule_key(message, chance, now)
+                set_schedule_key(message, chance, now, _of_partition(partition))
             case "recurring" if is_alone:
                 self._set_rule(message, now)
             case "bad":
@@ -199,9 +212,9 @@ class Producers:
                 message.rejected_for = next(reversed(message.properties))
             case "requested":
                 message.properties["requestId"] = f"m{self._n}"
-                self._requested[source].append((message, position))
-            case "again" if self._requested[source]:
-                return self._again(source, due)
+                self._requested[source, partition].append((message, position))
+            case "again" if self._requested[source, partition]:
+                return self._again(source, partition, due)
             case _ if chance.random() < 0.1:
                 message.ends_at = message.due + chance.choice(_ENDS_MILLIS)
                 message.properties["expireAt"] = str(message.ends_at)
@@ -237,9 +250,9 @@ class Producers:
         message.repeat = Repeat(first, seconds * 1_000, times)
         message.due = first + times * seconds * 1_000
 
-    def _again(self, source: str, due: int) -> Expected:
+    def _again(self, source: str, partition: int, due: int) -> Expected:
         """Returns a message whose request id has come before, with the same content or another."""
-        first, position = self._random.choice(self._requested[source][-8:])
+        first, position = self._random.choice(self._requested[source, partition][-8:])
         message = Expected(
             source, first.due, self._routes[source], dict(first.properties), first.payload, key=first.key
         )
@@ -254,11 +267,16 @@ class Producers:
         return message
 
 
-def set_schedule_key(message: Expected, chance: random.Random, now: int) -> None:
+def _of_partition(partition: int) -> Sequence[str]:
+    """Returns the schedule keys whose messages are in a partition; -1: all."""
+    return SCHEDULE_KEYS if partition < 0 else SCHEDULE_KEYS[partition::2]
+
+
+def set_schedule_key(message: Expected, chance: random.Random, now: int, names: Sequence[str] = SCHEDULE_KEYS) -> None:
     """Gives a message that is published now, ms since the epoch, a schedule key of any mode."""
     mode = chance.choice(["replace", "replace", "keep", "debounce"])
     limit = chance.choice(_DEBOUNCE_MILLIS) if mode == "debounce" and chance.random() < 0.7 else 0
-    message.schedule_key = ScheduleKey(chance.choice(SCHEDULE_KEYS), mode, limit)
+    message.schedule_key = ScheduleKey(chance.choice(names), mode, limit)
     message.properties |= {"scheduleKey": message.schedule_key.name, "scheduleMode": mode}
     if limit:
         message.properties["debounceMax"] = str(limit)

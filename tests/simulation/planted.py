@@ -18,7 +18,7 @@ from deltalake import DeltaTable
 import streaming.source.reader
 import warehouse.delta.commits
 from admin.control import bulk
-from broker.position import Position
+from broker.position import START, Position
 from broker.protocol.building import Chunks
 from broker.protocol.chunks import ChunkAssembler, Whole
 from broker.protocol.producer import EntryProducer
@@ -29,6 +29,7 @@ from checkpoint_from_tables.importing.importer import Importer
 from checkpoint_from_tables.other_systems import importing
 from checkpoint_from_tables.rebuild import changes, last_answers, rebuild
 from checkpoint_from_tables.restore import another_broker
+from conf.partitions import without_partition
 from streaming import crash_recovery, start_checks
 from streaming.checkpoint.checkpoint import Checkpoint
 from streaming.checkpoint.offset import Offset
@@ -134,6 +135,31 @@ def _acknowledged_before_durable() -> Planted:
 def _acknowledged_one_too_far() -> Planted:
     original = Receiver.acknowledge
     return mock.patch.object(Receiver, "acknowledge", lambda self, last: original(self, last.next))
+
+
+def _acknowledged_in_all_partitions() -> Planted:
+    original = Receivers.acknowledge
+
+    def acknowledge(self: Receivers, positions: Mapping[str, str]) -> None:
+        last: dict[str, Position] = {}
+        for name, position in positions.items():
+            topic = without_partition(name)
+            last[topic] = max(last.get(topic, START), Position.parse(position))
+        original(self, {name: str(last[without_partition(name)]) for name in positions})
+
+    return mock.patch.object(Receivers, "acknowledge", acknowledge)
+
+
+def _read_on_after_another_partition() -> Planted:
+    original = Receivers.after
+    last: dict[tuple[Receivers, str], Position] = {}
+
+    def after(self: Receivers, name: str, position: Position) -> Receiver:
+        key = self, without_partition(name)
+        last[key] = max(last.get(key, START), position)
+        return original(self, name, last[key])
+
+    return mock.patch.object(Receivers, "after", after)
 
 
 def _sequence_ids_from_a_counter() -> Planted:
@@ -976,6 +1002,8 @@ PLANTED: dict[str, Callable[[], Planted]] = {
     "keyed messages are in the order of their entries, whatever their ledgers": (
         _keyed_messages_in_order_of_their_entries_alone
     ),
+    "a partition is acknowledged as far as another one": _acknowledged_in_all_partitions,
+    "a partition is read on after the last entry of another one": _read_on_after_another_partition,
 }
 
 # Of what only some faults show, these fall more often.
@@ -1000,12 +1028,15 @@ _AUDITED = {"seeds with audits": 1.0}
 _CHANGED = {"seeds with a changed source": 1.0, "source changed": 0.15}
 _COMMANDED = {**_PLAIN, **_RARER, "seeds with a changed source": 1.0, "seeds with commands on a changed source": 1.0}
 
+_PARTITIONED = {**_PLAIN, "topic offline": 0.0, "seeds with partitions": 1.0}
 RATES: dict[str, dict[str, float]] = {
     "what a slow destination did not take counts as sent": {"seeds with publish rates": 1.0, "publish rate": 0.2},
     "what a terminated destination did not take counts as sent": {
         "seeds with terminated destinations": 1.0,
         "destination terminated": 0.1,
     },
+    "a partition is acknowledged as far as another one": _PARTITIONED,
+    "a partition is read on after the last entry of another one": {**_PARTITIONED, "crash": 0.015},
     "what is skipped in a source topic is not named": _CHANGED,
     "what is trimmed beside entries that are there is not counted": _CHANGED,
     "what is trimmed beside entries that are there is counted twice": _CHANGED,

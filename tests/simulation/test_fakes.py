@@ -534,6 +534,72 @@ def test_a_topic_that_admins_change_does_in_memory_as_on_pulsar(
     assert any(isinstance(one, list) and one for one in real)
 
 
+def _partitions_script(brokers: Brokers, topic: str, chance: random.Random, act: Any) -> list[Any]:
+    """What is told of a topic with two partitions, of one without, and of one that nobody has made; what they have."""
+    act.make(topic, 2)
+    plain, missing = f"{topic}_plain", f"{topic}_missing"
+    names = brokers.partition_names(topic)
+    for name in [plain, *names, *(chance.choice([plain, *names]) for _ in range(12))]:
+        producer = brokers.produce(name)
+        producer.send(single_entry(OutgoingMessage(1, b"x"), b"p", 1_000))
+        producer.flush()
+        act.wait(lambda of=producer: of.has_arrived)
+        producer.close()(5.0)
+    told: list[Any] = [
+        [brokers.partitions(name), act.admin.partitions(name), act.client.get_topic_partitions(name)]
+        for name in (topic, *names, plain)
+    ]
+    told.append([act.admin.partitions(missing), act.admin.internal_stats(missing), act.admin.internal_stats(topic)])
+    ledgers = set()
+    consumers = {
+        name: brokers.subscribe(name, "delaylake", max_bytes=1 << 20, max_messages=1_000) for name in (plain, *names)
+    }
+    for name, consumer in consumers.items():
+        end = consumer.last_entry()
+        ledgers.add(end.ledger_id)
+        came: list[int] = []
+        while not came or came[-1] < end.entry_id:
+            entry = consumer.receive(1.0)
+            if entry is not None:
+                assert entry.position.ledger_id == end.ledger_id
+                came.append(entry.position.entry_id)
+        told.append([came, act.admin.internal_stats(name).end == end])
+        consumer.acknowledge(end)
+        act.wait(lambda of=name: act.admin.backlog(of, "delaylake") == 0)
+        told.append([act.admin.backlog(of, "delaylake") for of in consumers])
+    return [*told, len(ledgers)]
+
+
+class _PartitionsOnPulsar(_OnPulsar):
+    """Who makes partitioned topics on a real broker."""
+
+    def __init__(self, broker: EmbeddedBroker, admin: Any, client: Any) -> None:
+        super().__init__(broker)
+        self.admin, self.client = admin, client
+
+    def make(self, topic: str, n: int) -> None:
+        self.admin.create_partitioned_topic(topic, n)
+
+
+class _PartitionsInMemory(_InMemory):
+    """The same in a simulated world."""
+
+    def __init__(self, world: World) -> None:
+        super().__init__(world)
+        self.admin, self.client = Admin(world.cluster), Client(world.new_brokers())
+
+    def make(self, topic: str, n: int) -> None:
+        self._world.cluster.partitions[topic] = n
+
+
+def test_partitions_are_in_memory_as_on_pulsar(broker: EmbeddedBroker, topic: str) -> None:
+    with AdminClient(broker.settings) as admin, contextlib.closing(connect(broker.settings)) as client:
+        on_pulsar = _PartitionsOnPulsar(broker, admin, client)
+        real = _told_by_both(_partitions_script, on_pulsar, _PartitionsInMemory, broker, topic, 0)
+    assert real[0] == [2, 2, [f"{topic}-partition-0", f"{topic}-partition-1"]]
+    assert real[-1] == 3, "ledgers"
+
+
 def _throttled_script(brokers: Brokers, other: Brokers, topic: str, act: Any) -> list[Any]:
     """What two connections are told of a topic that takes ten messages a second when one of them has sent more.
 

@@ -49,6 +49,7 @@ from broker.position import Position
 from broker.protocol.entries import messages_of, open_envelope
 from broker.protocol.session import DisconnectedError
 from conf.errors import DelayLakeError
+from conf.partitions import without_partition
 from conf.settings import Settings, Subscription, local_path
 from status.job_status import JobStatus
 from streaming.crash_recovery import GivenUpError
@@ -108,6 +109,7 @@ _CUT_OFF_SECONDS = 2.0  # after its driver an executor ends: Spark's `CoarseGrai
 _WORKER_ENDS_SECONDS = 0.2  # after its driver a Python worker on the same machine does: its daemon's input ends
 _KILLED_AFTER_SECONDS = (0.0, 0.1, 1.0, 3.0)  # workers of tasks
 _CANCELLED_BEFORE_SECONDS = 3.0  # what comes next is cancelled before the first schedule key of its topic comes
+_PARTITIONS = 2  # keys are shared between two
 _QUIET_SECONDS = 180.0  # after the last fault, and after all is due, by which nothing may wait any more
 
 
@@ -272,6 +274,7 @@ class World:
         self.other_system = OtherSystem(self)
         self.source_topics = SourceTopics(self)
         self.terminated = TerminatedDestinations(self)
+        self._choose_partitions()
         self.filters = Filters(self)
         self.audits = Audits(self)
         of_rates = random.Random(f"publish rates {plan.seed}")
@@ -305,6 +308,14 @@ class World:
         if not self.broken:
             self.broken = why
             self.trace(f"BROKEN: {why}")
+
+    def _choose_partitions(self) -> None:
+        """In a share of the seeds the first source topic has partitions."""
+        chance = random.Random(f"partitions {self.plan.seed}")
+        is_chosen = chance.random() < self.plan.rates.get("seeds with partitions", 0.0)
+        # Replicators copy one topic; what another system's items are, the accounts know by the topic's own positions.
+        if is_chosen and not self.replication.is_made and not self.other_system.are_made:
+            self.cluster.partitions[self.settings.routes[0].source] = _PARTITIONS
 
     # What the cluster says of topics.
 
@@ -380,7 +391,7 @@ class World:
     def _acknowledged(self, topic: Topic, position: Position) -> None:
         self.trace(f"{topic.name.rpartition('/')[2]} is acknowledged to {position}")
         is_imported = topic.name == IMPORTED_TOPIC
-        if not is_imported and topic.name not in {route.source for route in self.settings.routes}:
+        if not is_imported and without_partition(topic.name) not in {route.source for route in self.settings.routes}:
             return
         try:
             new = [e.position for e in topic.entries[topic.n_acknowledged :] if e.position <= position]
@@ -1020,7 +1031,8 @@ class World:
             sources = [self.cluster.topic(route.source) for route in self.settings.routes]
             return len(self.oracle.expected) if all(t.n_acknowledged == len(t.entries) for t in sources) else 0
         topics = {message.topic for message in self.oracle.expected.values()} - {CHANGED_TOPIC}
-        return sum(self.cluster.topic(topic).n_acknowledged for topic in topics)
+        names = [name for topic in topics for name in self.cluster.partition_names(topic)]
+        return sum(self.cluster.topic(name).n_acknowledged for name in names)
 
     def _is_done(self) -> bool:
         if self.scheduler.now < self._looked_at + 1.0 or not self.replication.is_done:
