@@ -144,7 +144,8 @@ def parcels_of(*positions: str) -> Parcels:
 
 @pytest.mark.parametrize(("counted", "is_right"), [("1", False), ("2", True), ("3", False), ("up to 3", True)])
 def test_what_is_trimmed_is_counted_neither_too_low_nor_too_high(counted: str, is_right: bool) -> None:
-    parcels = parcels_of("7:4:-1:-1", "7:5:-1:-1")
+    parcels = parcels_of("7:3:-1:-1", "7:4:-1:-1", "7:5:-1:-1")
+    parcels.read(["7:3"])
     parcels.taken(["7:4", "7:5"], "expired", is_nameless=False)
     reason = f"not seen: {counted} messages by their indexes; the broker no longer has it"
     parcels.recorded([{"position": "7:4:-1:-1", "reason": reason}])
