@@ -45,7 +45,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import partial
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NoReturn
 
 import pulsar
 
@@ -170,6 +170,7 @@ class Cluster:
         self.has_rates = False  # some topics have one, and an acknowledgement is lost with its connection alone
         self.on_stored: Callable[[Topic, Entry], None] = lambda topic, entry: None
         self.on_acknowledged: Callable[[Topic, Position], None] = lambda topic, position: None
+        self.refusals: Counter[tuple[str, int]] = Counter()  # producers not given, by topic and `ServerError`
         self.names = itertools.count()  # of producers that have none
         self.chance = random.Random(f"topics {faults.seed}")
         self._ledgers = itertools.count(7, 3)
@@ -274,6 +275,17 @@ class Cluster:
         refilled = topic.tokens + (now - topic.counted_at) * topic.per_second
         topic.tokens, topic.counted_at = min(refilled, topic.per_second) - n_messages, now
         return max(0.0, -topic.tokens / topic.per_second)
+
+    def refuse(self, name: str, error: int, why: str) -> NoReturn:
+        """Refuses a producer of a topic."""
+        self.refusals[name, error] += 1
+        raise RefusedError(error, why.encode())
+
+    def takes_nothing(self, name: str) -> bool:
+        """Whether nothing can be published to a topic now though the broker is there."""
+        topic = self.topics.get(name)
+        is_closed = topic is not None and (topic.is_terminated or self.scheduler.now < topic.full_until)
+        return self.is_up and (is_closed or self.is_offline(name))
 
     def is_offline(self, name: str) -> bool:
         return name in self.topics and self.scheduler.now < self.topics[name].offline_until
@@ -575,9 +587,10 @@ class Link:
         if kind == Command.PRODUCER:
             topic = self._open(fields["topic"])
             if topic.is_terminated:
-                raise RefusedError(ServerError.TopicTerminatedError, b"the topic is terminated")
+                cluster.refuse(topic.name, ServerError.TopicTerminatedError, "the topic is terminated")
             if self._scheduler.now < topic.full_until:
-                raise RefusedError(ServerError.ProducerBlockedQuotaExceededException, b"the backlog is over its quota")
+                why = "the backlog is over its quota"
+                cluster.refuse(topic.name, ServerError.ProducerBlockedQuotaExceededException, why)
             name = fields.get("producer_name") or f"standalone-{next(cluster.names)}"
             last = cluster.produce(self, topic, name, fields["producer_id"])
             self._topics[fields["producer_id"]], self._names[fields["producer_id"]] = topic, name
@@ -719,7 +732,7 @@ class SimulatedBrokers(Brokers):
         """
         cluster = self._cluster
         if cluster.chance.random() < 0.5:
-            raise RefusedError(ServerError.ServiceNotReady, b"no broker has the topic")
+            cluster.refuse(topic, ServerError.ServiceNotReady, "no broker has the topic")
         ends_at = cluster.scheduler.now + REQUEST_SECONDS
         cluster.scheduler.wait(min(ends_at, cluster.topics[topic].offline_until) - cluster.scheduler.now)
         if self._is_closed:

@@ -51,7 +51,7 @@ class JobStart:
             self._world.begun(self._settings)
         check_sent(self._settings, self._checkpoint)
         self._world.point("begun")
-        if self._world.source_topics.are_made:
+        if self._world.source_topics.are_made or self._world.terminated.are_made:
             self._world.scheduler.start(self._process, "status", self._tell)
         restarts = Restarts()
         for number in itertools.count():

@@ -35,6 +35,7 @@ from streaming.checkpoint.checkpoint import Checkpoint
 from streaming.checkpoint.offset import Offset
 from streaming.release.driver.releases import Progress, Releases
 from streaming.release.driver.spark_jobs import SparkJobs
+from streaming.release.driver.unwritable_destinations import UnwritableDestinations
 from streaming.release.driver.unwritable_retries import UnwritableRetries
 from streaming.release.naming import producer_name
 from streaming.release.task import send_on_time, sender
@@ -988,6 +989,9 @@ PLANTED: dict[str, Callable[[], Planted]] = {
     "nobody tries a destination again": lambda: mock.patch.object(UnwritableRetries, "_look_after", _nothing),
     "what a slow destination did not take counts as sent": _not_taken_by_a_slow_one_counts_as_sent,
     "what a terminated destination did not take counts as sent": _not_taken_by_a_terminated_one_counts_as_sent,
+    "nobody is told of destinations that take nothing": lambda: mock.patch.object(
+        UnwritableDestinations, "alerts", return_value={}
+    ),
     "what is skipped in a source topic is not named": lambda: mock.patch.object(SourceWatch, "_add", _nothing),
     "what is trimmed beside entries that are there is not counted": lambda: mock.patch.object(
         unseen_entries, "_n_messages", return_value=0
@@ -1027,14 +1031,13 @@ _CUT_OFF = {"seeds with a cluster": 1.0, "executor cut off": 0.5, **_RARER}
 _AUDITED = {"seeds with audits": 1.0}
 _CHANGED = {"seeds with a changed source": 1.0, "source changed": 0.15}
 _COMMANDED = {**_PLAIN, **_RARER, "seeds with a changed source": 1.0, "seeds with commands on a changed source": 1.0}
-
+_TERMINATED = {"seeds with terminated destinations": 1.0, "destination terminated": 0.1}
 _PARTITIONED = {**_PLAIN, "topic offline": 0.0, "seeds with partitions": 1.0}
+
 RATES: dict[str, dict[str, float]] = {
     "what a slow destination did not take counts as sent": {"seeds with publish rates": 1.0, "publish rate": 0.2},
-    "what a terminated destination did not take counts as sent": {
-        "seeds with terminated destinations": 1.0,
-        "destination terminated": 0.1,
-    },
+    "what a terminated destination did not take counts as sent": _TERMINATED,
+    "nobody is told of destinations that take nothing": _TERMINATED,
     "a partition is acknowledged as far as another one": _PARTITIONED,
     "a partition is read on after the last entry of another one": {**_PARTITIONED, "crash": 0.015},
     "what is skipped in a source topic is not named": _CHANGED,

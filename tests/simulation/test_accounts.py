@@ -3,17 +3,26 @@
 from __future__ import annotations
 
 from collections import Counter
+from contextlib import suppress
 from typing import Any
 
 import pyarrow as pa
 import pytest
 
+from broker.protocol.session import RefusedError
+from broker.protocol.wire.pulsar_pb2 import ServerError
+from status.alerts import SLOW, UNWRITABLE, Alert
+from status.job_status import JobStatus
 from tests.simulation.accounts import BrokenGuaranteeError, Command
 from tests.simulation.added import ADDED
 from tests.simulation.auditing import check_nothing_waits
+from tests.simulation.broker import Cluster
 from tests.simulation.expected import Arrival, Expected, Repeat
+from tests.simulation.faults import Faults
 from tests.simulation.oracle import Oracle
 from tests.simulation.parcels import SUBSCRIPTION, TOPIC, Parcels
+from tests.simulation.scheduler import Process, Scheduler
+from tests.simulation.told_destinations import ToldDestinations
 from tracker.entry_log import ENTRIES
 from warehouse.audit.accounts import Audit
 from warehouse.audit.broker_comparison import Comparison
@@ -246,3 +255,49 @@ def test_a_retry_comes_as_a_retry() -> None:
     oracle.accounts.arrived(arrival()._replace(attempt=1), NOW)
     with pytest.raises(BrokenGuaranteeError, match="twice as its attempt 1"):
         oracle.accounts.arrived(arrival()._replace(attempt=1), NOW)
+
+
+def refusing_cluster() -> Cluster:
+    """A cluster whose topic SOURCE is terminated."""
+    cluster = Cluster(Scheduler(0), Faults(0))
+    cluster.terminate(cluster.topic(SOURCE))
+    return cluster
+
+
+def refused(cluster: Cluster) -> Cluster:
+    """The cluster, which has refused one more producer of SOURCE."""
+    with suppress(RefusedError):
+        cluster.refuse(SOURCE, ServerError.TopicTerminatedError, "the topic is terminated")
+    return cluster
+
+
+def status_of(*troubles: Alert) -> JobStatus:
+    """The status of a job with these troubles."""
+    return JobStatus(state="running", updated_at=NOW, started_at=NOW, troubles=list(troubles))
+
+
+@pytest.mark.parametrize("kind", ["", UNWRITABLE, SLOW])
+def test_a_destination_that_refuses_for_long_is_named(kind: str) -> None:
+    account, cluster, job = ToldDestinations([SOURCE]), refusing_cluster(), Process("job")
+    status = status_of(Alert(kind, SOURCE, NOW, "can't be written")) if kind else status_of()
+    for _ in range(15):
+        account.told(job, status, refused(cluster))
+    if kind:
+        account.told(job, status, refused(cluster))
+        return
+    with pytest.raises(BrokenGuaranteeError, match="15 statuses of job do not say so"):
+        account.told(job, status, refused(cluster))
+
+
+def test_a_destination_may_be_refused_now_and_then_before_it_is_named() -> None:
+    account, cluster, job = ToldDestinations([SOURCE]), refusing_cluster(), Process("job")
+    for number in range(45):
+        account.told(job, status_of(), cluster if number % 15 else refused(cluster))
+
+
+def test_a_status_gives_no_reason_that_the_broker_has_not_given() -> None:
+    account, cluster, job = ToldDestinations([SOURCE]), refusing_cluster(), Process("job")
+    status = status_of(Alert(UNWRITABLE, SOURCE, NOW, "can't be written: TopicTerminatedError"))
+    with pytest.raises(BrokenGuaranteeError, match="what the broker has not said"):
+        account.told(job, status, cluster)
+    account.told(job, status, refused(cluster))

@@ -84,6 +84,7 @@ from tests.simulation.scheduler import EPOCH_SECONDS, Process, Scheduler, Task
 from tests.simulation.source_topics import SourceTopics
 from tests.simulation.spark import StateDamagedError
 from tests.simulation.terminated import TerminatedDestinations
+from tests.simulation.told_destinations import ToldDestinations
 from tracker.wire.delaylake_pb2 import ControlOutcome
 from warehouse.delta.commits import last_transactions
 from warehouse.delta.fencing import PAUSE_SECONDS, FencedError
@@ -275,6 +276,7 @@ class World:
         self.source_topics = SourceTopics(self)
         self.terminated = TerminatedDestinations(self)
         self._choose_partitions()
+        self.told_destinations = ToldDestinations(self.destinations)
         self.filters = Filters(self)
         self.audits = Audits(self)
         of_rates = random.Random(f"publish rates {plan.seed}")
@@ -605,7 +607,9 @@ class World:
     def told(self, job: Process, status: JobStatus) -> None:
         """A job has made its status."""
         try:
-            self.oracle.told_losses.told(job, status)
+            if self.source_topics.are_made:
+                self.oracle.told_losses.told(job, status)
+            self.told_destinations.told(job, status, self.cluster)
         except BrokenGuaranteeError as error:
             self.break_off(str(error))
 
