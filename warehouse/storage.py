@@ -45,14 +45,25 @@ class Storage:
 
     def sizes(self, folder: str = "") -> dict[str, int]:
         """Returns the sizes of a folder's files, in bytes, by name; folders in it are left out."""
+        return {name: size for name, size, _ in self._list(folder)}
+
+    def written_at(self, folder: str = "") -> dict[str, int]:
+        """Returns when a folder's files were written, in ms since the epoch, by name, as `sizes`."""
+        return {name: at // 1_000_000 for name, _, at in self._list(folder)}
+
+    def _list(self, folder: str) -> Iterator[tuple[str, int, int]]:
+        """Yields name, size in bytes, and time in ns since the epoch of a folder's files."""
         if self._is_local:
-            try:
-                with os.scandir(self._path(folder)) as found:
-                    return {file.name: file.stat().st_size for file in found if file.is_file()}
-            except FileNotFoundError:
-                return {}
-        found = self._files.get_file_info(FileSelector(folder, allow_not_found=True))
-        return {info.base_name: info.size for info in found if info.type == FileType.File}
+            with contextlib.suppress(FileNotFoundError), os.scandir(self._path(folder)) as found:
+                for file in found:
+                    with contextlib.suppress(FileNotFoundError):  # it was deleted meanwhile
+                        if file.is_file():
+                            stat = file.stat()
+                            yield file.name, stat.st_size, stat.st_mtime_ns
+            return
+        for info in self._files.get_file_info(FileSelector(folder, allow_not_found=True)):
+            if info.type == FileType.File:
+                yield info.base_name, info.size, info.mtime_ns
 
     def copy_from(self, other: Storage, path: str) -> None:
         """Copies a file from another storage, to the same path.

@@ -33,8 +33,9 @@ from conf.errors import DelayLakeError, one_line
 from conf.settings import Settings, is_object_storage, local_path
 from status.job_status import FILE as STATUS_FILE
 from warehouse.backup.marker import Marker, read_marker, write_marker
-from warehouse.delta.commits import commit_next, last_transactions, mend_log, sync_checkpoint
+from warehouse.delta.commits import commit_next, last_transactions, mend_log
 from warehouse.delta.fencing import EPOCH
+from warehouse.delta.log_cleanup import shorten_log
 from warehouse.delta.opening import open_newest, open_table
 from warehouse.delta.tables import OnProgress, Tables
 from warehouse.schemas import IMPORT, MOVED_AT, PLACES, STATISTICS, VERSION_OF
@@ -279,9 +280,7 @@ class _Backup:
         tables = {name: int(table.version()) for name, table in opened.items()}
         write_marker(self._target, Marker(self._source, self._made_at, tables))
         for table in opened.values():
-            table.create_checkpoint()
-            sync_checkpoint(table)
-            table.cleanup_metadata()
+            shorten_log(table)
         return deleted, versions
 
     def _delete_unneeded(self, marker: Marker, versions: dict[str, _Version]) -> int:

@@ -17,8 +17,8 @@ from conf.files import make_folder
 from conf.settings import Settings, is_object_storage, local_path
 from warehouse.backup.marker import read_marker
 from warehouse.delta.checkpoint_hint import newest_commit
-from warehouse.delta.commits import sync_checkpoint
 from warehouse.delta.engine import LOCAL, Engine
+from warehouse.delta.log_cleanup import shorten_log
 from warehouse.delta.opening import open_newest
 from warehouse.delta.tables import OnProgress, Tables, exists
 from warehouse.maintenance.compaction import merge, plan
@@ -282,9 +282,7 @@ class _Maintenance:
             if found:
                 table.vacuum(dry_run=False, full=True)
                 self._files.update()
-            table.create_checkpoint()
-            sync_checkpoint(table)
-            table.cleanup_metadata()
+            shorten_log(table)
         return found
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from deltalake.exceptions import CommitFailedError
 
 from conf.settings import Settings
-from warehouse.delta.commits import sync_checkpoint
+from warehouse.delta.log_cleanup import shorten_log
 from warehouse.delta.opening import open_newest
 from warehouse.delta.tables import Tables, exists
 
@@ -46,9 +46,7 @@ def maintain_refusals(settings: Settings, now: int, merges_only: bool = False) -
         if not merges_only:
             hours = -(-settings.maintain.keep_versions_millis // 3_600_000)
             vacuumed = len(table.vacuum(hours, dry_run=False, enforce_retention_duration=False, full=True))
-            table.create_checkpoint()
-            sync_checkpoint(table)
-            table.cleanup_metadata()
+            shorten_log(table)
     except CommitFailedError:  # the API has appended meanwhile: the next run does it
         return 0, deleted, vacuumed
     return merged, deleted, vacuumed

@@ -13,6 +13,7 @@ from deltalake import write_deltalake
 from deltalake.exceptions import TableNotFoundError
 
 from tracker.messages import BoolArray, Int64Array, int64
+from warehouse.delta.log_cleanup import shorten_log
 from warehouse.delta.opening import open_newest
 from warehouse.delta.tables import Tables
 from warehouse.named_queries import NamedQueries
@@ -46,8 +47,7 @@ def record(tables: Tables, removed: pa.Table) -> None:
         ),
     )
     table.vacuum(dry_run=False)
-    table.create_checkpoint()
-    table.cleanup_metadata()
+    shorten_log(table)
 
 
 def expired_around(tables: Tables, topic: str, partition: int, index: int) -> tuple[int | None, int | None]:
