@@ -43,7 +43,8 @@ class Account:
         is_debounced: it may be due sooner, as an answer will say.
         came_at: ms since the epoch, by the clock of the machine that has sent it.
         attempts: which of its deliveries came; 0: the first, n: the n-th retry.
-        n_left_out: so many deliveries may not come, because a retry was asked for before, and a rebuild knows of that.
+        n_left_out: so many deliveries may not come, because a retry was asked for before: a rebuild knows of that,
+            or the destination took nothing.
         is_unsure: answers about it came after the backup that is the warehouse now. They are given again, about what
             has come meanwhile, and may be other ones. docs/operations.md, "Backup and restore".
         n_lost_retries: retries that were answered after the backup, and may come once more.
@@ -160,6 +161,8 @@ class Accounts:
         self.left_out: frozenset[str] = frozenset()  # subscriptions of which another account is kept
         # Whether the source topic has lost an entry before any table had it.
         self.may_be_lost: Callable[[str], bool] = lambda entry: False
+        # Whether nothing can be published for a subscription now.
+        self.takes_nothing: Callable[[str], bool] = lambda name: False
         self._told_again: Counter[tuple[Any, ...]] = Counter()  # after a rebuild
         self._told_last: tuple[int, Counter[tuple[Any, ...]]] = (
             0,
@@ -629,6 +632,9 @@ class Accounts:
             case "APPLIED" if operation == "RETRY":
                 require(not account.is_cancelled or is_past, f"{what}, though it was cancelled")
                 if not is_gone:
+                    # What is on its way to a destination that takes nothing is taken back: the retry alone comes.
+                    has_come = len(account.earlier) in account.attempts
+                    account.n_left_out += not has_come and self.takes_nothing(row["subscription"])
                     account.earlier.append(account.due)
                 account.due, account.is_moved = row["deliver_at"], True
                 account.is_cancelled = account.is_expired = False

@@ -277,6 +277,7 @@ class World:
         self.terminated = TerminatedDestinations(self)
         self._choose_partitions()
         self.told_destinations = ToldDestinations(self.destinations)
+        self.oracle.accounts.takes_nothing = self._takes_nothing
         self.filters = Filters(self)
         self.audits = Audits(self)
         of_rates = random.Random(f"publish rates {plan.seed}")
@@ -643,6 +644,11 @@ class World:
     def warehouses(self) -> list[LiveTables]:
         """Those that are real tables, the lost ones, too."""
         return self._live_tables
+
+    def _takes_nothing(self, subscription: str) -> bool:
+        """Whether nothing can be published for a subscription now."""
+        topics = [topic for topic, (_, name) in self.destinations.items() if name == subscription]
+        return any(map(self.cluster.takes_nothing, topics))
 
     def forget_versions(self, name: str, seconds: float) -> None:
         """Removes the versions of a table in memory after which there was another one so long ago, and before."""
