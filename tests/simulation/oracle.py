@@ -266,7 +266,11 @@ class Oracle:
     def destination_deleted(self, subscription: str) -> None:
         """With a destination of which not all is recorded the broker has forgotten the job's producers there."""
         left = self.came - self.recorded
-        self._deleted_unrecorded |= {key for key in left if key[1] == subscription}
+        gone = {key for key in left if key[1] == subscription}
+        self._deleted_unrecorded |= gone
+        # A rebuild can't know that these came: they may expire, or be cancelled, after that.
+        for account in (self.accounts.accounts[key] for key in gone & self.accounts.accounts.keys()):
+            account.is_unsure = True
         self.doubles.may_come(Counter({key: n for key, n in left.items() if key[1] == subscription}))
 
     def is_behind(self, subscription: str) -> bool:
