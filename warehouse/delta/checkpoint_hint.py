@@ -16,7 +16,7 @@ from warehouse.storage import Storage
 _log = logging.getLogger(__name__)
 
 _HINT = "_delta_log/_last_checkpoint"
-_COMMIT = re.compile(r"(\d{20})\.json")
+COMMIT = re.compile(r"(\d{20})\.json")
 _CHECKPOINT = re.compile(r"(\d{20})\.checkpoint\..*(?:parquet|json)")
 
 
@@ -53,7 +53,7 @@ def opened_without_hint(uri: str) -> DeltaTable | None:
     """
     files = Storage(uri)
     hinted = _version(files.read(_HINT) or b"")
-    newest = max(_versions(files, _COMMIT), default=None)
+    newest = max(_versions(files, COMMIT), default=None)
     if hinted is None or newest is None or hinted == 0:
         return None
     # delta-rs passes over a hint that is later than the version which it is to open.
@@ -68,7 +68,7 @@ def newest_commit(uri: str) -> int:
     Raises:
         OSError: the log can't be listed.
     """
-    return max(_versions(Storage(uri), _COMMIT), default=-1)
+    return max(_versions(Storage(uri), COMMIT), default=-1)
 
 
 def _version(hint: bytes) -> int | None:

@@ -6,11 +6,11 @@ import re
 
 from deltalake import DeltaTable
 
+from warehouse.delta.checkpoint_hint import COMMIT
 from warehouse.delta.commits import sync_checkpoint
 from warehouse.storage import Storage
 
 _LOG = "_delta_log"
-_COMMIT = re.compile(r"(\d{20})\.json")
 _CHECKPOINT = re.compile(r"(\d{20})\.checkpoint\.parquet")
 _OF_VERSION = re.compile(r"(\d{20})\..+")
 _MILLISECONDS = re.compile(r"interval (\d+) milliseconds")
@@ -34,10 +34,9 @@ def shorten_log(table: DeltaTable) -> None:
     storage = Storage(table.table_uri)
     written_at = storage.written_at(_LOG)
     expires_at = max(written_at.values()) - int(kept[1])  # by the storage's clock: the checkpoint was written just now
-    expired = [version for version, at in _versions(written_at, _COMMIT) if at < expires_at]
-    # The last one has a later version that has not expired, so it has not expired itself. It needs its checkpoint.
-    checkpoints = [version for version, _ in _versions(written_at, _CHECKPOINT) if expired and version <= max(expired)]
-    first = max(checkpoints, default=0)
+    # The last version that was committed before has not expired: the one after it came later. It needs its checkpoint.
+    current = max((version for version, at in _versions(written_at, COMMIT) if at < expires_at), default=-1)
+    first = max((version for version, _ in _versions(written_at, _CHECKPOINT) if version <= current), default=0)
     for name in sorted(written_at):
         if (of_version := _OF_VERSION.fullmatch(name)) is not None and int(of_version[1]) < first:
             storage.delete(f"{_LOG}/{name}")
