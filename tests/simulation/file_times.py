@@ -12,6 +12,7 @@ import json
 import os
 import time
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -59,20 +60,18 @@ class FileTimes:
         def real(at: float) -> float:
             return begun - min(now - at, _OLDEST) * STRETCH
 
+        def set_removed(actions: list[dict[str, Any]]) -> None:
+            for removed in filter(None, (action.get("remove") for action in actions)):
+                removed["deletionTimestamp"] = round(real(self.removed_at[removed["path"]]) * 1000)
+
         for file in sorted((self._folder / _LOG).glob("*.json")):
             actions = [json.loads(line) for line in file.read_text().splitlines()]
-            for action in actions:
-                if "remove" in action:
-                    removed_at = self.removed_at[action["remove"]["path"]]
-                    action["remove"]["deletionTimestamp"] = round(real(removed_at) * 1000)
+            set_removed(actions)
             file.write_text("".join(f"{json.dumps(action)}\n" for action in actions))
         for file in (self._folder / _LOG).glob("*.checkpoint.parquet"):
             checkpoint = pq.read_table(file)
             rows = checkpoint.to_pylist()
-            for row in rows:
-                if row["remove"] is not None:
-                    removed_at = self.removed_at[row["remove"]["path"]]
-                    row["remove"]["deletionTimestamp"] = round(real(removed_at) * 1000)
+            set_removed(rows)
             pq.write_table(pa.Table.from_pylist(rows, checkpoint.schema), file)
         for path, written_at in self.written_at.items():
             if (self._folder / path).exists():

@@ -224,7 +224,8 @@ class Oracle:
         entries = tables["entries"]
         ids = (entries[column].to_pylist() for column in ("ledger_id", "entry_id"))
         kept = comes | {f"{ledger}:{entry}" for ledger, entry in zip(*ids, strict=True)}
-        has = _subscriptions_of(tables["delayed_index"])
+        index = tables["delayed_index"]
+        has = _subscriptions_of(index.filter(pc.equal(index["operation"], "DELAY")))
         for position, message in [*self.expected.items()]:
             if entry_of(position) in kept or None in has[position]:
                 continue
@@ -265,13 +266,12 @@ class Oracle:
 
     def destination_deleted(self, subscription: str) -> None:
         """With a destination of which not all is recorded the broker has forgotten the job's producers there."""
-        left = self.came - self.recorded
-        gone = {key for key in left if key[1] == subscription}
-        self._deleted_unrecorded |= gone
+        gone = Counter({key: n for key, n in (self.came - self.recorded).items() if key[1] == subscription})
+        self._deleted_unrecorded |= gone.keys()
         # A rebuild can't know that these came: they may expire, or be cancelled, after that.
-        for account in (self.accounts.accounts[key] for key in gone & self.accounts.accounts.keys()):
+        for account in (self.accounts.accounts[key] for key in gone.keys() & self.accounts.accounts.keys()):
             account.is_unsure = True
-        self.doubles.may_come(Counter({key: n for key, n in left.items() if key[1] == subscription}))
+        self.doubles.may_come(gone)
 
     def is_behind(self, subscription: str) -> bool:
         """Whether a subscription has got messages that `deliveries` does not have for good."""
@@ -287,9 +287,8 @@ class Oracle:
                 if table != "rejects" or not self.parcels.may_be_lost(f"{ledger}:{entry}"):
                     self.taken_at.setdefault(f"{ledger}:{entry}", self.now())
         if table in ("delayed_index", "rejects", "deliveries"):
-            subscriptions = [None] * rows.num_rows if table == "rejects" else rows["subscription"].to_pylist()
-            for position, name in zip(position_texts(rows).to_pylist(), subscriptions, strict=True):
-                self._kept_for[table][position].add(name)
+            for position, subscriptions in _subscriptions_of(rows).items():
+                self._kept_for[table][position] |= subscriptions
             if table == "delayed_index":
                 held = rows.filter(pc.equal(rows["deliver_at"], HELD_DELIVER_AT))
                 self.parked |= {*zip(position_texts(held).to_pylist(), held["subscription"].to_pylist(), strict=True)}
@@ -335,12 +334,12 @@ class Oracle:
                 if not entry and self.now() - message.since >= _GIVEN_UP_MILLIS:
                     continue
             tables = ("delayed_index", "rejects", "deliveries", "outcomes")
-            is_there = any(entry in self.durable[table] for table in tables)
-            if not is_there and not self.accounts.is_gone(entry) and not self.schedules.are_over(entry):
+            is_there, is_over = any(entry in self.durable[table] for table in tables), self.schedules.are_over(entry)
+            if not is_there and not is_over and not self.accounts.is_gone(entry):
                 raise BrokenGuaranteeError(f"{entry} is acknowledged, and no table has it for good")
             for position in self._positions[entry]:
                 for name in sorted(self.expected[position].subscriptions):
-                    kept = self._is_kept(position, name) or self.schedules.are_over(entry)
+                    kept = is_over or self._is_kept(position, name)
                     require(kept, f"{entry} is acknowledged, and no table has {position} of {name} for good")
             if entry not in self.durable["entries"]:
                 raise BrokenGuaranteeError(f"{entry} is acknowledged, and `entries` does not have it for good")
@@ -380,10 +379,10 @@ class Oracle:
             raise BrokenGuaranteeError(f"only {n_acknowledged} entries are acknowledged")
 
 
-def _subscriptions_of(index: pa.Table) -> Mapping[str, set[str | None]]:
-    """Returns for whom `delayed_index` has each message, by position; None: for all."""
+def _subscriptions_of(rows: pa.Table) -> Mapping[str, set[str | None]]:
+    """Returns for whom a table has each message, by position; None: for all, as `rejects` has each."""
+    names = rows["subscription"].to_pylist() if "subscription" in rows.column_names else [None] * rows.num_rows
     found: dict[str, set[str | None]] = defaultdict(set)
-    rows = index.filter(pc.equal(index["operation"], "DELAY"))
-    for position, name in zip(position_texts(rows).to_pylist(), rows["subscription"].to_pylist(), strict=True):
+    for position, name in zip(position_texts(rows).to_pylist(), names, strict=True):
         found[position].add(name)
     return found

@@ -52,6 +52,13 @@ def message(due: int = NOW, **values: Any) -> Expected:
     return Expected(SOURCE, due, frozenset({"a"}), {"deliverAt": f"{due}"}, b"1", **values)
 
 
+def command_of(oracle: Oracle, operation: str, value: int = 0) -> Command:
+    """Sends a command for the entry of POSITION and the subscription `a`; an oracle knows of it."""
+    command = Command("1", operation, SOURCE, [("7:3", -1)], frozenset({"a"}), value, NOW - 1)
+    oracle.accounts.add_command(command)
+    return command
+
+
 def answer(command: Command, result: str) -> dict[str, Any]:
     """A row of `outcomes` for the entry of POSITION and the subscription `a`."""
     row: dict[str, Any] = dict.fromkeys(OUTCOMES.names)
@@ -91,8 +98,7 @@ def test_what_is_rejected_may_be_acknowledged_when_the_table_has_it() -> None:
 @pytest.mark.parametrize(("operation", "is_early"), [("CANCEL", True), ("RESCHEDULE", False)])
 def test_never_early_holds_for_what_a_restored_backup_knows_no_answer_about(operation: str, is_early: bool) -> None:
     oracle = oracle_of(message(due=NOW + 60_000))
-    command = Command("1", operation, SOURCE, [("7:3", -1)], frozenset({"a"}), NOW, NOW - 1)
-    oracle.accounts.add_command(command)
+    command = command_of(oracle, operation, value=NOW)
     oracle.accounts.recorded({**answer(command, "APPLIED"), "deliver_at": NOW})
     oracle.accounts.restored([])
     if not is_early:
@@ -104,7 +110,7 @@ def test_never_early_holds_for_what_a_restored_backup_knows_no_answer_about(oper
 
 def test_nor_is_an_occurrence_early_then() -> None:
     oracle = oracle_of(message(repeat=Repeat(NOW, 1_000, 3)))
-    command = Command("1", "SKIP_NEXT", SOURCE, [("7:3", -1)], frozenset({"a"}), NOW, NOW - 1)
+    command = command_of(oracle, "SKIP_NEXT", value=NOW)
     oracle.schedules.restored([answer(command, "APPLIED")])
     oracle.schedules.arrived(arrival(occurrence=1), NOW)
     with pytest.raises(BrokenGuaranteeError, match="1000 ms early"):
@@ -117,8 +123,7 @@ def test_nor_is_an_occurrence_early_then() -> None:
 )
 def test_a_repeat_is_told_what_the_table_has(change: dict[str, Any], is_right: bool) -> None:
     oracle = oracle_of(message())
-    command = Command("1", "CANCEL", SOURCE, [("7:3", -1)], frozenset({"a"}), NOW, NOW - 1)
-    oracle.accounts.add_command(command)
+    command = command_of(oracle, "CANCEL", value=NOW)
     row = answer(command, "APPLIED")
     oracle.accounts.recorded(row)
     told = {**row, "is_repeat": True, "n_named": 0, "deliver_at": 0, **change}
@@ -211,8 +216,7 @@ def test_a_subscription_that_comes_and_goes_gets_nothing_early_whatever_its_kind
 @pytest.mark.parametrize(("operation", "may_be_gone"), [("CANCEL", True), ("POSTPONE", False)])
 def test_after_a_restore_only_what_was_to_be_cancelled_may_not_come(operation: str, may_be_gone: bool) -> None:
     oracle = oracle_of(message())
-    command = Command("1", operation, SOURCE, [("7:3", -1)], frozenset({"a"}), 0, NOW - 1)
-    oracle.accounts.add_command(command)
+    command = command_of(oracle, operation)
     row = {**answer(command, "TOO_LATE"), "deliver_at": NOW}
     oracle.accounts.recorded(row)
     oracle.accounts.restored([])
@@ -227,8 +231,7 @@ def test_after_a_restore_only_what_was_to_be_cancelled_may_not_come(operation: s
 
 def test_what_is_cancelled_after_a_restore_does_not_come() -> None:
     oracle = oracle_of(message())
-    command = Command("1", "CANCEL", SOURCE, [("7:3", -1)], frozenset({"a"}), 0, NOW - 1)
-    oracle.accounts.add_command(command)
+    command = command_of(oracle, "CANCEL")
     row = answer(command, "APPLIED")
     oracle.accounts.recorded(row)
     oracle.accounts.restored([])
@@ -239,8 +242,7 @@ def test_what_is_cancelled_after_a_restore_does_not_come() -> None:
 
 def test_after_a_restore_each_occurrence_comes_that_no_command_may_have_left_out() -> None:
     oracle = oracle_of(message(repeat=Repeat(NOW, 1_000, 1)))
-    command = Command("1", "PAUSE_SCHEDULE", SOURCE, [("7:3", -1)], frozenset({"a"}), NOW, NOW - 1)
-    oracle.accounts.add_command(command)
+    command = command_of(oracle, "PAUSE_SCHEDULE", value=NOW)
     oracle.schedules.restored([answer(command, "APPLIED")])
     with pytest.raises(BrokenGuaranteeError, match="has not got the occurrences"):
         oracle.schedules.check_end()
@@ -248,8 +250,7 @@ def test_after_a_restore_each_occurrence_comes_that_no_command_may_have_left_out
 
 def test_a_retry_comes_as_a_retry() -> None:
     oracle = oracle_of(message())
-    command = Command("1", "RETRY", SOURCE, [("7:3", -1)], frozenset({"a"}), 0, NOW - 1)
-    oracle.accounts.add_command(command)
+    command = command_of(oracle, "RETRY")
     oracle.accounts.arrived(arrival(), NOW)
     oracle.accounts.recorded({**answer(command, "APPLIED"), "deliver_at": NOW})
     oracle.accounts.arrived(arrival()._replace(attempt=1), NOW)

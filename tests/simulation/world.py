@@ -320,6 +320,14 @@ class World:
         if is_chosen and not self.replication.is_made and not self.other_system.are_made:
             self.cluster.partitions[self.settings.routes[0].source] = _PARTITIONS
 
+    @contextlib.contextmanager
+    def _judging(self) -> Iterator[None]:
+        """Ends the simulation where the oracle finds what breaks a guarantee."""
+        try:
+            yield
+        except BrokenGuaranteeError as error:
+            self.break_off(str(error))
+
     # What the cluster says of topics.
 
     def _stored(self, topic: Topic, entry: Entry) -> None:
@@ -330,7 +338,7 @@ class World:
         source, name = self.destinations.get(topic.name, ("", ""))
         envelope = open_envelope(entry.data)
         payload: bytes | None = envelope.payload
-        try:
+        with self._judging():
             if envelope.is_chunk:
                 of = envelope.metadata
                 self.trace(f"{topic.name.rpartition('/')[2]} gets chunk {of.chunk_id} of {of.uuid.decode()}")
@@ -363,8 +371,6 @@ class World:
                         self._ahead_millis(entry.sender),
                     )
                 )
-        except BrokenGuaranteeError as error:
-            self.break_off(str(error))
 
     def _told(self, outcome: ControlOutcome) -> None:
         row = {field.name: getattr(outcome, field.name) for field in outcome.DESCRIPTOR.fields}
@@ -379,30 +385,24 @@ class World:
         if table == "outcomes":
             for row in rows.select(["request_id", "operation", "subscription", "position", "result"]).to_pylist():
                 self.trace("answers " + " ".join(str(value) for value in row.values()))
-        try:
+        with self._judging():
             self.oracle.stored(table, self.another_place.known_rows(rows))
-        except BrokenGuaranteeError as error:
-            self.break_off(str(error))
 
     def replaced(self, table: str, rows: Any) -> None:
         """A rebuild has written a table anew."""
-        try:
+        with self._judging():
             self.oracle.replaced(table, self.another_place.known_rows(rows))
-        except BrokenGuaranteeError as error:
-            self.break_off(str(error))
 
     def _acknowledged(self, topic: Topic, position: Position) -> None:
         self.trace(f"{topic.name.rpartition('/')[2]} is acknowledged to {position}")
         is_imported = topic.name == IMPORTED_TOPIC
         if not is_imported and without_partition(topic.name) not in {route.source for route in self.settings.routes}:
             return
-        try:
+        with self._judging():
             new = [e.position for e in topic.entries[topic.n_acknowledged :] if e.position <= position]
             if is_imported:
                 new = [as_imported(one) for one in new]
             self.oracle.acknowledged_to(self.another_place.known(str(one)) for one in new)
-        except BrokenGuaranteeError as error:
-            self.break_off(str(error))
 
     # Faults of processes.
 
@@ -607,12 +607,10 @@ class World:
 
     def told(self, job: Process, status: JobStatus) -> None:
         """A job has made its status."""
-        try:
+        with self._judging():
             if self.source_topics.are_made:
                 self.oracle.told_losses.told(job, status)
             self.told_destinations.told(job, status, self.cluster)
-        except BrokenGuaranteeError as error:
-            self.break_off(str(error))
 
     def rebuild_of(self) -> OnRealTables:
         """What the running process does on real tables."""
@@ -1026,10 +1024,8 @@ class World:
         ends_at = max(scheduler.now, last_due / 1000 - EPOCH_SECONDS) + _QUIET_SECONDS
         scheduler.run(lambda: self._has_ended() or self._is_done() or scheduler.now > ends_at)
         if not self._has_ended():
-            try:
+            with self._judging():
                 self._check_end()
-            except BrokenGuaranteeError as error:
-                self.break_off(str(error))
         if not self._has_ended():
             self.audits.audit_at_end()
 
