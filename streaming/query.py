@@ -215,7 +215,7 @@ class DelayedDelivery:
                 payloads,
             )
             releaser = Releaser(self._spark, self._settings, tables, run, self._on_deliveries, self._alerts)
-            outcomes = OutcomePublisher(self._settings, app_id, self._alerts)
+            outcomes = OutcomePublisher(self._settings, app_id, tables.check_epoch, self._alerts)
             run_id = uuid.uuid4().hex[:12]
             self._alerts.follow(Path(folder) / _SOURCE_ALERTS)
             sink = BatchSink(tables, releaser, outcomes, checkpoint, run_id, self._batch_done, payloads)

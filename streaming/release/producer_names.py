@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import logging
 import threading
+from collections.abc import Callable
 from pathlib import Path
 
 from conf.settings import Settings, local_path
@@ -40,9 +41,16 @@ def _needs_another(failed: FailedProducer) -> bool:
 
 
 class ProducerNames:
-    """Gives producers other names. A name is in a file of the checkpoint before it is used. Thread-safe."""
+    """Gives producers other names. A name is in a file of the checkpoint before it is used. Thread-safe.
 
-    def __init__(self, settings: Settings, alerts: Alerts) -> None:
+    Args:
+        settings: of the job.
+        alerts: records foreign producers.
+        check_epoch: raises FencedError if another job has taken the warehouse over.
+    """
+
+    def __init__(self, settings: Settings, alerts: Alerts, check_epoch: Callable[[], object]) -> None:
+        self._check_epoch = check_epoch
         checkpoint = Path(local_path(settings.checkpoint))
         self._file = checkpoint / NAMES_FILE
         self._alerts = alerts
@@ -61,7 +69,12 @@ class ProducerNames:
         Args:
             failed: the failed producers.
             tick: messages of releases up to this tick may have been sent under the earlier name.
+
+        Raises:
+            FencedError: another job has taken the warehouse over: it is who has published under the name.
         """
+        if any(one.foreign_id is not None for one in failed):
+            self._check_epoch()
         with self._lock:
             renamed = [one for one in failed if _needs_another(one)]
             for one in renamed:

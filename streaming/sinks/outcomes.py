@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -71,15 +72,20 @@ class OutcomePublisher:
 
     A replayed tick publishes the same outcomes under the same sequence ids, in the same producer batches, so the broker
     drops those that it has; it remembers the first sequence id of a batch. A sequence id of a later tick shows that
-    somebody else has published under the producer's name: then the publisher takes another name.
+    somebody else has published under the producer's name: then the publisher takes another name, unless it was the job
+    that has taken the warehouse over.
 
     Args:
         app_id: of the checkpoint; the producer's name begins with it.
+        check_epoch: raises FencedError if another job has taken the warehouse over.
         alerts: records a foreign producer.
     """
 
-    def __init__(self, settings: Settings, app_id: str, alerts: Alerts | None = None) -> None:
+    def __init__(
+        self, settings: Settings, app_id: str, check_epoch: Callable[[], None], alerts: Alerts | None = None
+    ) -> None:
         self._settings = settings
+        self._check_epoch = check_epoch
         self._topic = settings.control.outcome_topic
         self._first_name = self._name = _producer_name(app_id)
         self._generation = Generation(0, 0)
@@ -105,6 +111,7 @@ class OutcomePublisher:
 
         Raises:
             pulsar.PulsarException: the broker has not taken them.
+            FencedError: another job has taken the warehouse over, and has told later ones.
         """
         rows = to_publish(outcomes).to_pylist()
         while not self._has_published(rows, tick, now):
@@ -171,6 +178,7 @@ class OutcomePublisher:
                 self._producer = producer
                 continue
             producer.close()
+            self._check_epoch()  # the answers of its successor's ticks are no foreign ones
             text = f"somebody else has published as {self._name}, up to the sequence id {self._published}"
             self._generation = Generation(self._generation.number + 1, last_tick)
             self._name = self._generation.name(self._first_name)

@@ -99,7 +99,7 @@ class JobStart:
         releaser = Releaser(context, settings, tables, run, lambda rows: None, self._alerts)
         self._alerts.follow(folder / "troubles.json")
         run_id = f"run{self._number}.{number}"
-        outcomes = OutcomePublisher(settings, checkpoint.app_id)
+        outcomes = OutcomePublisher(settings, checkpoint.app_id, tables.check_epoch)
         sink = BatchSink(tables, releaser, outcomes, checkpoint, run_id, lambda status: None, payloads)
         reader = SourceReader(
             {

@@ -119,7 +119,8 @@ class Releaser:
         self._records = ReleaseRecords(tables, run.app_id, self._stopped, alerts)
         # Tasks on one machine keep to the rates themselves, with a shared file.
         spacing = Spacing(str(run.folder / "paces") if run.folder is not None else "")
-        sending = Sending(self._spark_jobs, ProducerNames(settings, alerts), spacing)
+        names = ProducerNames(settings, alerts, lambda: self._spark_jobs.check_epoch(0))
+        sending = Sending(self._spark_jobs, names, spacing)
         remainders = RemainderSender(sending, tables, self._records, on_deliveries, self._stopped)
         self._errors = InternalErrors(alerts)
         self._retries = UnwritableRetries(

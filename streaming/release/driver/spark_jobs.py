@@ -42,15 +42,18 @@ class SparkJobs:
         """Puts jobs of the calling thread into Spark's pool for releases, so that they do not queue after batches."""
         self._spark.sparkContext.setLocalProperty("spark.scheduler.pool", "release")
 
-    def check_epoch(self) -> float:
+    def check_epoch(self, max_age_seconds: float = _EPOCH_SECONDS) -> float:
         """Checks that this job may still send; returns the time of the check, seconds since the epoch.
+
+        Args:
+            max_age_seconds: the check is left out if the last one was less than this ago.
 
         Raises:
             FencedError: another job has taken the warehouse over.
         """
         at = time.time()
         try:
-            self._tables.check_epoch(max_age_seconds=_EPOCH_SECONDS)
+            self._tables.check_epoch(max_age_seconds)
         except (OSError, DeltaError) as error:  # a warehouse that does not answer holds up no release
             _log.debug("the warehouse's epoch: %s", error)
         return at

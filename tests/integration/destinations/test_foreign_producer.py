@@ -119,7 +119,7 @@ def test_what_is_sent_under_a_name_that_somebody_took_comes_once_also_after_kill
     # It is killed when it has taken a new name, and has sent a part under it.
     steal(pulsar_client, destination, f"{own}-2")
     failed = FailedProducer(destination, own, (topic, "a"), "", is_refused=True, foreign_id=HUGE)
-    assert ProducerNames(settings, Alerts()).renew([failed], 5) == []
+    assert ProducerNames(settings, Alerts(), tables.check_epoch).renew([failed], 5) == []
     sent_before_the_kill(5, N // 2)
     assert run(6, 5) == []
     assert arrived() == all_of(1, 2, 3, 5)
@@ -168,7 +168,7 @@ def test_outcomes_are_told_under_another_name_when_somebody_took_it(
 
     own = f"{checkpoint.app_id}-outcomes-batched"
     alerts = Alerts()
-    publisher = OutcomePublisher(settings, checkpoint.app_id, alerts)
+    publisher = OutcomePublisher(settings, checkpoint.app_id, lambda: None, alerts)
     publisher.publish(outcomes("a", "b"), 5, now())
     assert (told(), alerts.current()) == (["a", "b"], [])
 
@@ -184,7 +184,7 @@ def test_outcomes_are_told_under_another_name_when_somebody_took_it(
     # At a start, which it does not stop; and what is told again is not told twice.
     begun(checkpoint, Offset(tick=6, now=now()))
     check_broker(settings, checkpoint)
-    again = OutcomePublisher(settings, checkpoint.app_id)
+    again = OutcomePublisher(settings, checkpoint.app_id, lambda: None)
     again.publish(outcomes("c"), 6, now())
     again.publish(outcomes("d"), 7, now())
     assert told() == ["d"]

@@ -128,7 +128,7 @@ def test_outcomes_told_of_later_ticks_than_the_checkpoint_has_are_noticed(
 ) -> None:
     settings, _ = made(broker, topic, tmp_path)
     checkpoint = Checkpoint(tmp_path / "checkpoint")
-    publisher = OutcomePublisher(settings, checkpoint.app_id)
+    publisher = OutcomePublisher(settings, checkpoint.app_id, lambda: None)
     row = {"request_id": "r", "topic": topic, "operation": "SKIP", "result": 1}
     defaults = {f.name: 0 if pa.types.is_integer(f.type) else None for f in OUTCOME_ROWS}
     publisher.publish(pa.Table.from_pylist([defaults | row], OUTCOME_ROWS), 7, now())

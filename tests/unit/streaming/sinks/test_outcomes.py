@@ -11,12 +11,14 @@ import pytest
 
 from conf.settings import Settings
 from streaming.checkpoint.offset import Offset
+from streaming.release.sequence_ids import sequence_id_of
 from streaming.sinks import outcomes as module
 from streaming.sinks.outcomes import OutcomePublisher, last_published, to_publish
 from tests.unit.streaming.release.test_last_sent import Destination
 from tracker.requests import OPERATION
 from tracker.schemas import OUTCOME_ROWS
 from tracker.wire.delaylake_pb2 import ControlOutcome, Result
+from warehouse.delta.fencing import FencedError
 
 
 def outcome(entry_id: int, **given: object) -> Mapping[str, object]:
@@ -133,6 +135,14 @@ def test_a_later_tick_counts_unless_the_message_is_no_outcome(
 MOST = 5 << 20  # bytes that the client takes
 
 
+def is_current() -> None:
+    """No other job has taken the warehouse over."""
+
+
+def is_fenced() -> None:
+    raise FencedError("warehouse", 1, 2)
+
+
 class Client:
     """A client and a producer: it refuses a message that is too large, and does not tell; as Pulsar's does."""
 
@@ -151,6 +161,9 @@ class Client:
     def send_async(self, body: bytes, callback: Any, partition_key: str, sequence_id: int) -> None:
         if len(body) + len(partition_key) <= MOST:
             self.batch.append((sequence_id, body))
+
+    def close(self) -> None:
+        pass
 
     def flush_async(self, callback: Any) -> None:
         self.flush()
@@ -187,7 +200,7 @@ def test_an_outcome_that_the_client_does_not_take_as_it_is_stops_no_other(
     client = Client()
     monkeypatch.setattr(module, "connect", lambda settings: client)
     for _ in range(2):  # as in a replay
-        OutcomePublisher(Settings(), "app").publish(pa.Table.from_pylist(rows, schema=OUTCOME_ROWS), 3, 1)
+        OutcomePublisher(Settings(), "app", is_current).publish(pa.Table.from_pylist(rows, schema=OUTCOME_ROWS), 3, 1)
     entries = [ControlOutcome.FromString(body).entry_id for batch in client.batches for body in batch]
     expected = [0, 1]
     expected.insert(at, 9)
@@ -205,9 +218,21 @@ def test_an_outcome_that_can_not_be_built_stops_no_other(monkeypatch: pytest.Mon
     monkeypatch.setattr(module, "connect", lambda settings: client)
     monkeypatch.setattr(module, "_outcome", raises)
     rows = [outcome(entry, sum_up=False) for entry in range(3)]
-    OutcomePublisher(Settings(), "app").publish(pa.Table.from_pylist(rows, schema=OUTCOME_ROWS), 3, 1)
-    OutcomePublisher(Settings(), "app").publish(pa.Table.from_pylist(rows[1:2], schema=OUTCOME_ROWS), 4, 1)
+    OutcomePublisher(Settings(), "app", is_current).publish(pa.Table.from_pylist(rows, schema=OUTCOME_ROWS), 3, 1)
+    OutcomePublisher(Settings(), "app", is_current).publish(pa.Table.from_pylist(rows[1:2], schema=OUTCOME_ROWS), 4, 1)
     assert [ControlOutcome.FromString(body).entry_id for batch in client.batches for body in batch] == [0, 2]
+
+
+def test_a_job_whose_successor_has_told_later_answers_tells_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    client = Client()
+    monkeypatch.setattr(module, "connect", lambda settings: client)
+    rows = pa.Table.from_pylist([outcome(0, sum_up=False)], schema=OUTCOME_ROWS)
+    client.last = sequence_id_of(4, 0)
+    with pytest.raises(FencedError):
+        OutcomePublisher(Settings(), "app", is_fenced).publish(rows, 3, 1)
+    assert client.batches == []
+    OutcomePublisher(Settings(), "app", is_fenced).publish(rows, 5, 1)
+    assert len(client.batches) == 1  # under its own name, for which nobody is asked
 
 
 def test_batches_of_long_outcomes_are_cut_before_the_client_cuts_them(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -215,6 +240,6 @@ def test_batches_of_long_outcomes_are_cut_before_the_client_cuts_them(monkeypatc
     monkeypatch.setattr(module, "connect", lambda settings: client)
     rows = [outcome(entry, sum_up=False, reason="x" * 4_000) for entry in range(1_000)]
     for _ in range(2):
-        OutcomePublisher(Settings(), "app").publish(pa.Table.from_pylist(rows, schema=OUTCOME_ROWS), 3, 1)
+        OutcomePublisher(Settings(), "app", is_current).publish(pa.Table.from_pylist(rows, schema=OUTCOME_ROWS), 3, 1)
     assert sum(map(len, client.batches)) == 1_000
     assert max(sum(map(len, batch)) for batch in client.batches) <= 1 << 20
