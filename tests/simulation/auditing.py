@@ -52,7 +52,7 @@ class AuditRun:
         self._world = world
         self.copy = LiveTables(world)
         for name in world.logs:
-            self.copy.bring(name)
+            self.copy.bring(name, at_once=True)
 
     def run(self) -> Audit:
         """Audits, and checks that the audit finds what waits too long, and nothing else."""

@@ -68,26 +68,21 @@ class LiveTables(Place):
         self._times = {name: FileTimes(self.folder / name) for name in world.logs}
         self.note_files()
 
-    def bring(self, name: str) -> None:
+    def bring(self, name: str, at_once: bool = False) -> None:
+        """Commits to a table what those in memory have got: a commit each, or all rows in one commit."""
         log, before = self._world.logs[name], self._brought[name]
         n = len(before)
         if len(log.commits) == n and all(map(_is_same, log.commits, before)):
             return
-        new = log.commits[n:]
-        if all(map(_is_same, log.commits, before)) and not any(commit.replaces for commit in new):
+        new, table = log.commits[n:], open_table(self.uri, name)
+        if not at_once and all(map(_is_same, log.commits, before)) and not any(commit.replaces for commit in new):
             for commit in new:
                 rows = log.schema.empty_table() if commit.rows is None else commit.rows
-                self._write(name, rows, "append", commit.transactions)
+                _write(table, rows, "append", commit.transactions)
         else:  # a power loss has taken some of them, or rows were deleted
-            self._write(name, log.rows(log.newest), "overwrite", log.transactions(log.newest))
+            _write(table, log.rows(log.newest), "overwrite", log.transactions(log.newest))
         self.has_brought(name)
         self.note_files()
-
-    def _write(self, name: str, rows: pa.Table, mode: str, numbers: Mapping[str, int]) -> None:
-        properties = deltalake.CommitProperties(
-            app_transactions=[deltalake.Transaction(app, number) for app, number in numbers.items()]
-        )
-        deltalake.write_deltalake(open_table(self.uri, name), rows, mode=mode, commit_properties=properties)  # type: ignore[call-overload]
 
     def has_brought(self, name: str) -> None:
         """The table has what the one in memory has."""
@@ -135,6 +130,13 @@ def open_live(world: World, where: str, name: str, version: int | None = None) -
 def require_old(what: str, seconds: float, error: Exception) -> None:
     """A reader may be told that the version that it reads is gone, but only when it is older than versions are kept."""
     require(seconds > KEPT_MILLIS / 1000, f"{what}, begun {seconds:.1f} s before: {error}")
+
+
+def _write(table: deltalake.DeltaTable, rows: pa.Table, mode: str, numbers: Mapping[str, int]) -> None:
+    properties = deltalake.CommitProperties(
+        app_transactions=[deltalake.Transaction(app, number) for app, number in numbers.items()]
+    )
+    deltalake.write_deltalake(table, rows, mode=mode, commit_properties=properties)  # type: ignore[call-overload]
 
 
 def _is_same(one: fake_tables.Commit, other: fake_tables.Commit) -> bool:

@@ -11,7 +11,18 @@ from tests.simulation.world import Result
 
 _ROOT = Path(__file__).parents[2]
 # What decides the history of a seed.
-_PACKAGES = ("broker", "conf", "status", "streaming", "tests/simulation", "tracker", "warehouse")
+_PACKAGES = (
+    "admin",
+    "broker",
+    "checkpoint_from_tables",
+    "conf",
+    "jobs",
+    "status",
+    "streaming",
+    "tests/simulation",
+    "tracker",
+    "warehouse",
+)
 
 
 class Progress:

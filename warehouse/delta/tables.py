@@ -379,9 +379,10 @@ class Tables:
 
     def _open(self, name: str) -> DeltaTable:
         with self._lock:
-            if name not in self._tables:
-                self._tables[name] = open_table(self._warehouse, name)
-            table = self._tables[name]
+            table = self._tables.get(name)
+            if table is None:
+                table = self._tables[name] = open_table(self._warehouse, name)
+                return table
             with reading(self._warehouse):
                 table.update_incremental()
             return table
