@@ -111,7 +111,9 @@ _WORKER_ENDS_SECONDS = 0.2  # after its driver a Python worker on the same machi
 _KILLED_AFTER_SECONDS = (0.0, 0.1, 1.0, 3.0)  # workers of tasks
 _CANCELLED_BEFORE_SECONDS = 3.0  # what comes next is cancelled before the first schedule key of its topic comes
 _PARTITIONS = 2  # keys are shared between two
-_QUIET_SECONDS = 180.0  # after the last fault, and after all is due, by which nothing may wait any more
+# After the last fault, and after all is due: then nothing may wait any more. A pause may go on for 100 s, and chunks
+# that never make a message are given up 90 s later.
+_QUIET_SECONDS = 200.0
 
 
 # What a process does on real tables.
