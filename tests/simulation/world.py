@@ -291,6 +291,7 @@ class World:
         self.needs_rebuild = ""  # why
         self.has_begun = False  # the job has fenced off those before it
         self.may_refuse = False  # the checkpoint is not as a job has left it: a start may refuse it
+        self.is_torn = False  # it lacks what was not forced to the disk: Spark may find its state damaged, no more
         self.kept: Path | None = None  # a copy of the checkpoint
         self.clock_ahead = 0.0  # the clock of the job's machine, seconds
         self.jobs: list[Process] = []  # of this warehouse, in the order of their starts
@@ -536,7 +537,7 @@ class World:
         if chance.random() < 0.5:
             for file in self.disk.lose_power(chance):
                 self.trace(f"  lost or torn: {file}")
-                self.may_refuse = True
+                self.is_torn = True
 
     def lose_checkpoint(self) -> None:
         """The job ends, and its checkpoint is gone."""
@@ -791,7 +792,9 @@ class World:
             why = str(error)
             if process is not self.job:
                 pass  # another one has begun meanwhile
-            elif self.may_refuse and (isinstance(error, StateDamagedError) or "delaylake rebuild" in why):
+            elif (self.may_refuse or self.is_torn) and isinstance(error, StateDamagedError):
+                self.needs_rebuild = why
+            elif self.may_refuse and "delaylake rebuild" in why:
                 self.needs_rebuild = why
             elif not isinstance(error, GivenUpError) or "delaylake rebuild" in why:
                 self.break_off(f"{process.name} can't go on: {error}")
@@ -837,7 +840,7 @@ class World:
         why = "it is done"
         try:
             restore.run()
-            self.needs_rebuild, self.may_refuse = "", False
+            self.needs_rebuild, self.may_refuse, self.is_torn = "", False, False
             tables = {name: log.rows(log.newest) for name, log in self.logs.items()}
             if self.another_place.is_there:
                 self.another_place.restored(tables)
@@ -870,7 +873,7 @@ class World:
             self.trace(f"{process.name}: {found}")
             if isinstance(rebuild, Import):
                 self.other_system.is_wanted = False
-            self.needs_rebuild, self.may_refuse = "", False
+            self.needs_rebuild, self.may_refuse, self.is_torn = "", False, False
             self.oracle.rebuilt()
             self.oracle.added.rebuilt(_has_added(self.settings), self.oracle.now())
         except (DelayLakeError, PulsarError, NotADirectoryError, FileNotFoundError) as error:
