@@ -1,7 +1,8 @@
 """What a start does after a kill -9, or any other end of the run before, in this order.
 
 1. The checkpoint is of this program and these settings (`check_program`).
-2. Tables lack nothing, and an incomplete end of a table's log is removed (`begin`).
+2. Tables lack nothing, and an incomplete end of a table's log is removed (`begin`). So is that of Spark's offsets and
+   commits (`Checkpoint.mend_logs`).
 3. Checkpoint and tables go together: no table has a later tick (`check_tables`). The last offsets are those of their
    input: an older run that hung in the write of one has not replaced it (`Checkpoint.check_offsets`).
 4. The job takes the warehouse over: from here on an older run that was only paused commits nothing more. What that run
@@ -78,7 +79,8 @@ def begin(settings: Settings, tables: Tables, checkpoint: Checkpoint) -> None:
 
     Raises:
         StartError, CheckpointError, WarehouseError: they do not match. Nothing has been changed, except that missing
-            tables and columns were created; and the epoch, where an older job has written just before it was overtaken.
+            tables and columns were created, and torn files removed; and the epoch, where an older job has written just
+            before it was overtaken.
         FencedError: another job has taken the warehouse over in the meantime.
     """
     found = _read_checkpoint(checkpoint)
@@ -92,6 +94,7 @@ def begin(settings: Settings, tables: Tables, checkpoint: Checkpoint) -> None:
         raise StartError(
             f"the tables can't be made in {settings.warehouse} ({one_line(error)}): see `warehouse` in the settings"
         ) from error
+    checkpoint.mend_logs()
     newest = _newest_tick(checkpoint)
     checkpoint.check_offsets()
     epoch = check_tables(found, newest, _read_warehouse(tables, checkpoint, found.is_new))

@@ -8,8 +8,10 @@ and `epoch`, in which its job last took the warehouse over.
 from __future__ import annotations
 
 import json
+import logging
 import os
 import uuid
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -21,6 +23,8 @@ from conf.files import make_folder
 from streaming.checkpoint.batch_input import input_name
 from streaming.checkpoint.offset import Offset
 from warehouse.durable import create_durably, sync, write_durably
+
+_log = logging.getLogger(__name__)
 
 # The version of the checkpoint's format: it rises when the meaning of state or offsets changes. A checkpoint without a
 # version is of release 0.1.0, and has version 1. In version 3 payloads may be in files, which an earlier program would
@@ -141,6 +145,19 @@ class Checkpoint:
         except TypeError as error:
             raise self._damaged(number, error) from None
 
+    def mend_logs(self) -> None:
+        """Removes Spark's newest offset and commit where a loss of power has left them torn: Spark ends at those.
+
+        A batch is written and sent after its offset is on the disk (`sync_begun`): of one that is torn nothing was.
+        Tables and destinations are asked afterwards all the same. A batch whose commit is removed runs again.
+        """
+        offsets, commits = self._query / "offsets", self._query / "commits"
+        newest = _remove_torn(offsets, _is_whole_offset)
+        for number in _numbers_in(commits):
+            if number > newest:  # another batch gets its number
+                (commits / str(number)).unlink()
+        _remove_torn(commits, _is_whole_commit)
+
     def check_is_of(self, epoch: int) -> None:
         """Checks that it is still the checkpoint on which a start began: a query on another one would begin anew.
 
@@ -199,7 +216,9 @@ class Checkpoint:
             CheckpointError: another job has replaced the offset.
         """
         self._check_offset(batch_id)
-        sync([self._offset_file(batch_id), *self.input_folder.glob("[0-9]*")])
+        # That of the batch before it, too, which had perhaps nothing to send: Spark reads both.
+        offsets = [file for number in (batch_id - 1, batch_id) if (file := self._offset_file(number)).exists()]
+        sync([*offsets, *self.input_folder.glob("[0-9]*")])
 
     def sync_soon(self) -> None:
         """Does the same as `sync_done` in the background, unless a sync is under way: a disk may take long."""
@@ -240,16 +259,15 @@ class Checkpoint:
 
     def _logged_offset(self, number: int) -> dict[str, Any]:
         try:
-            return dict(json.loads(self._offset_file(number).read_text().splitlines()[-1]))
-        except (ValueError, IndexError, TypeError) as error:
+            return _end_in(self._offset_file(number))
+        except ValueError as error:
             raise self._damaged(number, error) from None
 
     def _damaged(self, number: int, error: Exception) -> CheckpointError:
         return CheckpointError(f"offset {number} of the checkpoint {self.folder} is damaged ({error}): {REPAIR}")
 
     def _newest_batch(self) -> int | None:
-        offsets = self._query / "offsets"
-        return max((int(file.name) for file in offsets.glob("[0-9]*") if file.name.isdigit()), default=None)
+        return max(_numbers_in(self._query / "offsets"), default=None)
 
     def _number(self, name: str) -> int | None:
         file = self._query / name
@@ -262,3 +280,50 @@ class Checkpoint:
     def _write(self, name: str, number: int) -> None:
         if self._number(name) != number:
             write_durably(self._query / name, str(number))
+
+
+def _numbers_in(log: Path) -> list[int]:
+    """Returns the numbers of the batches in a log of Spark's (`HDFSMetadataLog`), ascending."""
+    return sorted(int(file.name) for file in log.glob("[0-9]*") if file.name.isdigit())
+
+
+def _remove_torn(log: Path, is_whole: Callable[[Path], bool]) -> int:
+    """Removes files at the end of a log that are not whole; returns the number of the last one that is, or -1."""
+    for number in reversed(_numbers_in(log)):
+        file = log / str(number)
+        if is_whole(file):
+            return number
+        _log.warning("%s is torn, as after a loss of power, and is removed", file)
+        file.unlink()
+    return -1
+
+
+def _is_whole_commit(file: Path) -> bool:
+    try:
+        return bool(_lines_of(file))
+    except ValueError:
+        return False
+
+
+def _is_whole_offset(file: Path) -> bool:
+    try:
+        return bool(_end_in(file))
+    except ValueError:
+        return False
+
+
+def _end_in(file: Path) -> dict[str, Any]:
+    """Returns the job's own offset in a file of Spark's, which is its last line.
+
+    Raises:
+        ValueError: the file is not whole.
+    """
+    end = (_lines_of(file) or [None])[-1]
+    if not isinstance(end, dict) or "tick" not in end:
+        raise ValueError("its end is missing")
+    return end
+
+
+def _lines_of(file: Path) -> list[Any]:
+    """Returns the lines of a file of a log, which are JSON but for the first, the version."""
+    return [json.loads(line) for line in file.read_text().splitlines()[1:]]

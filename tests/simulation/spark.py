@@ -113,7 +113,7 @@ class Query:
         start = self._read_offset(last - 1) if last > 0 else self._reader.initial_offset()
         if last >= 0:
             end = self._read_offset(last)
-            if not (self._folder / "commits" / str(last)).exists():
+            if self._last_commit() < last:
                 self._run_batch(last, start, end)
             start = end
         while True:
@@ -126,6 +126,13 @@ class Query:
                 self._reader.commit(start)
             self._run_batch(last, start, end)
             start = end
+
+    def _last_commit(self) -> int:
+        """Reads the newest commit, as Spark does when a query begins; it ends where it can't."""
+        last = max((int(file.name) for file in (self._folder / "commits").iterdir() if file.name.isdigit()), default=-1)
+        if last >= 0:
+            json.loads((self._folder / "commits" / str(last)).read_text().splitlines()[-1])
+        return last
 
     def _read_offset(self, number: int) -> dict[str, Any]:
         found: dict[str, Any] = json.loads((self._folder / "offsets" / str(number)).read_text().splitlines()[-1])

@@ -451,7 +451,7 @@ class World:
             del self.drivers[executor]
         if process is self.job:
             # Another one may have its own copy of the checkpoint, and go on where this one did not fence it off.
-            self.may_refuse |= bool(self.others) and not self.has_begun
+            self.may_refuse |= self._is_overtaken()
             self.job = None
             self.scheduler.after(self._how_long([0.5, 3.0, 15.0]), self.start)
         elif process in self.others:
@@ -463,6 +463,10 @@ class World:
                     link.leave()
         self.ended_at.setdefault(process, self.scheduler.now)
         self.scheduler.kill(process)
+
+    def _is_overtaken(self) -> bool:
+        """Whether an older job may still write, so that a checkpoint that was copied before is behind the tables."""
+        return bool(self.others) and not self.has_begun
 
     def may_hang(self, offset: Path) -> None:
         """A job is about to rename a file to its offset: on a shared file system it may hang, and another one begins.
@@ -792,9 +796,7 @@ class World:
             why = str(error)
             if process is not self.job:
                 pass  # another one has begun meanwhile
-            elif (self.may_refuse or self.is_torn) and isinstance(error, StateDamagedError):
-                self.needs_rebuild = why
-            elif self.may_refuse and "delaylake rebuild" in why:
+            elif self._may_need_rebuild(error):
                 self.needs_rebuild = why
             elif not isinstance(error, GivenUpError) or "delaylake rebuild" in why:
                 self.break_off(f"{process.name} can't go on: {error}")
@@ -811,6 +813,12 @@ class World:
         self.trace(f"{process.name} ends: {why}")
         self.failed.add(process)
         self.end(process)
+
+    def _may_need_rebuild(self, error: Exception) -> bool:
+        """Whether a start may refuse the checkpoint with this error."""
+        if isinstance(error, StateDamagedError):
+            return self.may_refuse or self.is_torn
+        return "delaylake rebuild" in str(error) and (self.may_refuse or self._is_overtaken())
 
     def _begin_maintenance(self) -> None:
         """Maintains the tables beside the job, unless somebody does, or a rebuild."""

@@ -159,12 +159,49 @@ def test_a_start_that_is_killed_while_it_takes_over_starts_again(settings: Setti
     Start(settings, tmp_path / "c").batch(2, "delayed_index")
 
 
-def test_a_damaged_offset_is_refused_with_what_to_do(settings: Settings, tmp_path: Path) -> None:
-    Start(settings, tmp_path / "c").batch(1)
-    for text in ("", "v1\n", 'v1\n{}\n{"tick'):
-        (tmp_path / "c" / "query" / "offsets" / "2").write_text(text)
-        with pytest.raises(CheckpointError, match=r"offset 2 of .* is damaged .*rebuild --discard-checkpoint"):
-            Start(settings, tmp_path / "c")
+TORN = ("", "v1\n", 'v1\n{"batchWatermarkMs":0}', 'v1\n{"batchWatermarkMs":0}\n{"tick')
+
+
+@pytest.mark.parametrize("text", TORN)
+def test_an_offset_that_a_loss_of_power_has_torn_was_not_begun(settings: Settings, tmp_path: Path, text: str) -> None:
+    query = tmp_path / "c" / "query"
+    Start(settings, tmp_path / "c").batch(1, "delayed_index")
+    (query / "commits").mkdir()
+    for number in range(3):
+        (query / "commits" / str(number)).write_text("v1\n{}")
+    (query / "offsets" / "2").write_text(text)
+    assert Start(settings, tmp_path / "c").checkpoint.newest_offset() == Offset(tick=1)
+    assert sorted(file.name for file in (query / "offsets").iterdir()) == ["0", "1"]
+    assert sorted(file.name for file in (query / "commits").iterdir()) == ["0", "1"]
+
+
+@pytest.mark.parametrize("text", ["", "v1\n", 'v1\n{"next'])
+def test_a_batch_whose_commit_a_loss_of_power_has_torn_runs_again(
+    settings: Settings, tmp_path: Path, text: str
+) -> None:
+    query = tmp_path / "c" / "query"
+    Start(settings, tmp_path / "c").batch(1, "delayed_index")
+    (query / "commits").mkdir()
+    for number, content in enumerate(["v1\n{}", text]):
+        (query / "commits" / str(number)).write_text(content)
+    assert Start(settings, tmp_path / "c").checkpoint.newest_offset() == Offset(tick=1)
+    assert [file.name for file in (query / "commits").iterdir()] == ["0"]
+
+
+@pytest.mark.parametrize("text", TORN)
+def test_a_damaged_offset_is_refused_with_what_to_do(settings: Settings, tmp_path: Path, text: str) -> None:
+    job = Start(settings, tmp_path / "c")
+    job.batch(1)
+    job.batch(2, "entries")
+    offsets = tmp_path / "c" / "query" / "offsets"
+    whole = (offsets / "1").read_text()
+    (offsets / "1").write_text(text)  # and the one after it is there
+    with pytest.raises(CheckpointError, match=r"offset 1 of .* is damaged .*rebuild --discard-checkpoint"):
+        Start(settings, tmp_path / "c")
+    (offsets / "1").write_text(whole)
+    (offsets / "2").write_text(text)  # and a table has rows of its batch
+    with pytest.raises(CheckpointError, match=r"ends with tick 1, entries with 2; run `delaylake rebuild"):
+        Start(settings, tmp_path / "c")
 
 
 def _log(folder: Path, number: int, end: Offset) -> None:
@@ -324,10 +361,10 @@ def test_what_spark_writes_is_on_the_disk_once_it_is_relied_on(
     synced.clear()
     job.batch(3)
     job.checkpoint.sync_begun(3)
-    assert synced == ["3", "offsets"]
+    assert synced == ["2", "3", "offsets"]
     (state / "3.changelog").touch()
     job.checkpoint.sync_done()
-    assert sorted(synced) == ["1", "2", "3", "3", "3.changelog", "offsets", "offsets"]
+    assert sorted(synced) == ["1", "2", "2", "3", "3", "3.changelog", "offsets", "offsets"]
     synced.clear()
     (state / "4.changelog").touch()
     (state / "3.changelog").unlink()
@@ -384,7 +421,7 @@ def test_nothing_of_a_batch_is_released_or_told_before_it_is_on_the_disk_nor_by_
     job.batch(1)
     synced.clear()
     sink(batch, 1)
-    assert synced[:3] == ["1", "offsets", "released"]
+    assert synced[:4] == ["0", "1", "offsets", "released"]
     commit = f"{job.tables.version('outcomes'):020}.json"
     assert synced.index(commit) < synced.index("told")
     synced.clear()
