@@ -11,7 +11,6 @@ import json
 import logging
 import os
 import uuid
-from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -151,12 +150,17 @@ class Checkpoint:
         A batch is written and sent after its offset is on the disk (`sync_begun`): of one that is torn nothing was.
         Tables and destinations are asked afterwards all the same. A batch whose commit is removed runs again.
         """
+        newest = self._newest_batch()
+        last = -1 if newest is None else newest
         offsets, commits = self._query / "offsets", self._query / "commits"
-        newest = _remove_torn(offsets, _is_whole_offset)
-        for number in _numbers_in(commits):
-            if number > newest:  # another batch gets its number
-                (commits / str(number)).unlink()
-        _remove_torn(commits, _is_whole_commit)
+        torn = [offsets / str(number) for number in _numbers_in(offsets) if number > last]
+        for number in reversed(_numbers_in(commits)):
+            if number <= last and _is_whole_commit(commits / str(number)):
+                break
+            torn.append(commits / str(number))
+        for file in torn:
+            _log.warning("%s is removed: a loss of power has left the newest offset or commit torn", file)
+            file.unlink()
 
     def check_is_of(self, epoch: int) -> None:
         """Checks that it is still the checkpoint on which a start began: a query on another one would begin anew.
@@ -267,7 +271,9 @@ class Checkpoint:
         return CheckpointError(f"offset {number} of the checkpoint {self.folder} is damaged ({error}): {REPAIR}")
 
     def _newest_batch(self) -> int | None:
-        return max(_numbers_in(self._query / "offsets"), default=None)
+        """Returns the number of the last batch whose offset is whole: see `mend_logs`."""
+        numbers = reversed(_numbers_in(self._query / "offsets"))
+        return next((number for number in numbers if _is_whole_offset(self._offset_file(number))), None)
 
     def _number(self, name: str) -> int | None:
         file = self._query / name
@@ -285,17 +291,6 @@ class Checkpoint:
 def _numbers_in(log: Path) -> list[int]:
     """Returns the numbers of the batches in a log of Spark's (`HDFSMetadataLog`), ascending."""
     return sorted(int(file.name) for file in log.glob("[0-9]*") if file.name.isdigit())
-
-
-def _remove_torn(log: Path, is_whole: Callable[[Path], bool]) -> int:
-    """Removes files at the end of a log that are not whole; returns the number of the last one that is, or -1."""
-    for number in reversed(_numbers_in(log)):
-        file = log / str(number)
-        if is_whole(file):
-            return number
-        _log.warning("%s is torn, as after a loss of power, and is removed", file)
-        file.unlink()
-    return -1
 
 
 def _is_whole_commit(file: Path) -> bool:

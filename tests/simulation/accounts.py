@@ -644,7 +644,10 @@ class Accounts:
                 require(not account.is_cancelled or is_past, f"{what}, though it was cancelled")
             case "TOO_LATE" if operation != "RESTORE":
                 require(not account.is_cancelled or is_past, f"{what}, though it was cancelled")
-                early = account.due - at - self.dispatched_millis
+                # Where it is not known the time that the command names is past.
+                is_lost = self.may_be_lost(entry_of(row["position"]))
+                named = command.value if command is not None and is_lost else account.due
+                early = min(account.due, named) - at - self.dispatched_millis
                 require(early <= 0, f"{what}, {early} ms before anything is dispatched")
             case "INVALID" if operation in (*_MOVES, "RETRY"):
                 require(is_gone, f"{what}, though it was not cancelled")

@@ -1106,7 +1106,6 @@ NOT_FOUND = frozenset(
     {
         "a producer is opened after its end",
         "cold schedule keys are forgotten",
-        "offset and input not forced to the disk",
         "a rebuild waits for nobody",
         "a rebuild forgets pauses",
     }

@@ -74,12 +74,23 @@ def lose_checkpoint(job: Job, broker: EmbeddedBroker) -> None:
     job.start()
 
 
+def lose_power(job: Job, broker: EmbeddedBroker) -> None:
+    """The last files in Spark's logs have their names, and no content: it does not force them to the disk."""
+    job.kill9()
+    query = Path(local_path(job.settings.checkpoint)) / "query"
+    newest = max(int(file.name) for file in (query / "offsets").iterdir() if file.name.isdigit())
+    for file in (query / "commits" / str(newest), query / "offsets" / str(newest + 1)):
+        file.write_bytes(b"")
+    job.start()
+
+
 KILLS: dict[str, Callable[[Job, EmbeddedBroker], None]] = {
     "driver": kill_driver,
     "worker": kill_worker,
     "jvm": kill_jvm,
     "broker": kill_broker,
     "checkpoint": lose_checkpoint,
+    "power": lose_power,
 }
 
 # As often as it can be, and so that much is removed while the test runs.
@@ -166,7 +177,7 @@ def crash_run(folder: Path, broker: EmbeddedBroker, kills: list[str], n: int, se
 def test_every_kind_of_crash_beside_maintenance_loses_doubles_and_hurries_nothing(
     own_broker: EmbeddedBroker, tmp_path: Path
 ) -> None:
-    job = crash_run(tmp_path, own_broker, ["worker", "driver", "broker", "jvm", "checkpoint"], 12_000, seed=7, pause=5)
+    job = crash_run(tmp_path, own_broker, ["worker", "power", "broker", "jvm", "checkpoint"], 12_000, seed=7, pause=5)
     ended_at = now()
     done = job.command("maintain", "--output", "json")
     assert done.returncode == 0, done.stderr
