@@ -64,6 +64,10 @@ class Copy:
         shutil.copytree(empty_tables(), self.folder, dirs_exist_ok=True)
         self._bring()
 
+    @property
+    def has_overtaken(self) -> bool:
+        return self._epoch is not None
+
     def overtake(self) -> None:
         """Begins the epoch, which the copy has already, in the tables in memory.
 

@@ -883,10 +883,11 @@ class World:
                 self.other_system.is_wanted = False
             self.needs_rebuild, self.may_refuse, self.is_torn = "", False, False
             self.oracle.rebuilt()
-            self.oracle.added.rebuilt(_has_added(self.settings), self.oracle.now())
         except (DelayLakeError, PulsarError, NotADirectoryError, FileNotFoundError) as error:
             why = str(error).replace(str(rebuild.copy.folder), "the copy")
         finally:
+            if rebuild.copy.has_overtaken:  # and has perhaps written some tables, whether it is done or not
+                self.oracle.added.rebuilt(_has_added(self.settings), self.oracle.now())
             del self.rebuilds[process]
             rebuild.copy.remove()
         self.trace(f"{process.name} ends: {why}")
