@@ -48,10 +48,11 @@ def test_dense_faults_fall_where_a_job_is_soon_back_and_after_the_last_message()
 
 @pytest.mark.long
 def test_the_guarantees_hold_where_faults_are_dense() -> None:
-    summary = json.loads(run("--seed", "1000", "--seeds", "12", "--rates", "dense", "--output", "json"))
-    assert summary["seeds"] == 12
+    arguments = ("--seed", "1000", "--seeds", "100", "--rates", "dense", "--faults", "1000000", "--processes", "2")
+    summary = json.loads(run(*arguments, "--output", "json"))
+    assert summary["seeds"] == 100
     assert not summary["broken"]
-    assert summary["total"]["faults"] > 1_200
+    assert summary["total"]["faults"] > 15_000
 
 
 def test_a_seed_has_one_history() -> None:
