@@ -15,6 +15,7 @@ import warehouse.delta.opening
 from tests.simulation.accounts import BrokenGuaranteeError, require
 from tests.simulation.added import ADDED
 from tests.simulation.broker import Admin
+from tests.simulation.expected import entry_of
 from tests.simulation.importing import is_imported
 from tests.simulation.live_tables import LiveTables, open_live
 from tests.simulation.parcels import TOPIC as CHANGED
@@ -91,6 +92,7 @@ class AuditRun:
             for route in self._world.settings.routes
             for one in oracle.wanted(route.source)
             if oracle.is_sealed(*one)
+            and entry_of(one[0]) in oracle.durable["entries"]  # with which the audit begins
             and not oracle.recorded[one]
             and one not in oracle.parked
             and not oracle.accounts.is_shaped(one[1])  # those have times of their own while they wait

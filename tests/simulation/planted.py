@@ -33,6 +33,7 @@ from conf.partitions import without_partition
 from streaming import crash_recovery, start_checks
 from streaming.checkpoint.checkpoint import Checkpoint
 from streaming.checkpoint.offset import Offset
+from streaming.release.driver import unwritable_destinations
 from streaming.release.driver.releases import Progress, Releases
 from streaming.release.driver.spark_jobs import SparkJobs
 from streaming.release.driver.unwritable_destinations import UnwritableDestinations
@@ -1006,6 +1007,9 @@ PLANTED: dict[str, Callable[[], Planted]] = {
     "keyed messages are in the order of their entries, whatever their ledgers": (
         _keyed_messages_in_order_of_their_entries_alone
     ),
+    "what a slow destination gets in rounds is recalled": lambda: mock.patch.object(
+        unwritable_destinations, "replace", lambda remainder, **_: remainder
+    ),
     "a partition is acknowledged as far as another one": _acknowledged_in_all_partitions,
     "a partition is read on after the last entry of another one": _read_on_after_another_partition,
 }
@@ -1032,10 +1036,18 @@ _AUDITED = {"seeds with audits": 1.0}
 _CHANGED = {"seeds with a changed source": 1.0, "source changed": 0.15}
 _COMMANDED = {**_PLAIN, **_RARER, "seeds with a changed source": 1.0, "seeds with commands on a changed source": 1.0}
 _TERMINATED = {"seeds with terminated destinations": 1.0, "destination terminated": 0.1}
+_THROTTLED = {
+    **_PLAIN,
+    **dict.fromkeys(("crash", "pause", "power loss", "broker ends", "checkpoint lost"), 0.0),
+    "seeds with audits": 1.0,
+    "seeds with publish rates": 1.0,
+    "publish rate": 0.3,
+}
 _PARTITIONED = {**_PLAIN, "topic offline": 0.0, "seeds with partitions": 1.0}
 
 RATES: dict[str, dict[str, float]] = {
     "what a slow destination did not take counts as sent": {"seeds with publish rates": 1.0, "publish rate": 0.2},
+    "what a slow destination gets in rounds is recalled": _THROTTLED,
     "what a terminated destination did not take counts as sent": _TERMINATED,
     "nobody is told of destinations that take nothing": _TERMINATED,
     "a partition is acknowledged as far as another one": _PARTITIONED,
