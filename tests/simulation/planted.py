@@ -1059,7 +1059,12 @@ RATES: dict[str, dict[str, float]] = {
     "the status does not say what is skipped in a source topic": {**_PLAIN, **_RARER, **_CHANGED},
     "keyed messages are in the order of their entries, whatever their ledgers": _COMMANDED,
     "an audit opens what is delivered before what has come": {**_AUDITED, **_RARER, "slow": 0.15},
-    "an audit finds nothing overdue": {**_AUDITED, "topic offline": 0.05},
+    "an audit finds nothing overdue": {
+        **_PLAIN,
+        **_AUDITED,
+        **dict.fromkeys(("crash", "power loss", "checkpoint lost"), 0.0),
+        "pause": 0.006,
+    },
     "an import knows nothing of earlier ones": _IMPORTED,
     "an import that was killed is not completed": _IMPORTED,
     "what is imported of a topic is acknowledged before": _IMPORTED_ALONE,
