@@ -143,6 +143,14 @@ def parked_subscriptions(unwritable: Unwritable, names: Names) -> dict[str, int]
     }
 
 
+def slow_subscriptions(unwritable: Unwritable, names: Names) -> dict[str, int]:
+    """Returns by topic, as bits, the subscriptions that get in rounds what is parked for them: see `Tick.drains`."""
+    return {
+        topic: sum(_bit(names, topic, name) for name, one in destinations.items() if name and "round" in one)
+        for topic, destinations in unwritable.items()
+    }
+
+
 def find_open_releases(unwritable: Unwritable, names: Names) -> OpenReleases:
     """Returns the releases that have not arrived at some destination, with the subscriptions as bits."""
     return _releases(unwritable, names, "open")

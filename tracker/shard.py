@@ -30,6 +30,7 @@ from tracker.giving_up import (
     find_recalled_releases,
     parked_subscriptions,
     select_sent_rejects,
+    slow_subscriptions,
 )
 from tracker.in_flight import PLANNED, InFlight
 from tracker.ingest import Accepted, NamedMessages, NewMessages
@@ -197,7 +198,8 @@ class Shard:
         # Large messages that were parked do not wait for room once more: a round is within what there is.
         in_turn = tick.cutoff if large.after is None else large.after[0] - 1
         unwritable = parked_subscriptions(tick.unwritable, context.subscriptions.names)
-        self._parking.begin_tick(unwritable, min(tick.now, tick.cutoff, in_turn))
+        slow = slow_subscriptions(tick.unwritable, context.subscriptions.names)
+        self._parking.begin_tick(unwritable, slow, min(tick.now, tick.cutoff, in_turn))
         self._keys.begin_tick(tick_input.find_keyed, self._tracker.was_complete_until)
         return TickInProgress(
             tick=tick,

@@ -155,6 +155,10 @@ class Backups:
             new.on_forced = log.on_forced
             log.on_forced = _nobody_hears
 
+    def is_object_storage(self, uri: str) -> bool:
+        """Whether tables are at a place without a lock: there nobody takes for torn what somebody else writes."""
+        return not self.has_lock and any(str(place.folder) in uri for place in self._places)
+
     def remove(self) -> None:
         for place in self._places:
             place.remove()

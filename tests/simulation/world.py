@@ -881,7 +881,8 @@ class World:
             self.trace(f"{process.name}: {found}")
             if isinstance(rebuild, Import):
                 self.other_system.is_wanted = False
-            self.needs_rebuild, self.may_refuse, self.is_torn = "", False, False
+            if process is self.job:  # else it was taken for dead, and another machine has the checkpoint
+                self.needs_rebuild, self.may_refuse, self.is_torn = "", False, False
             self.oracle.rebuilt()
         except (DelayLakeError, PulsarError, NotADirectoryError, FileNotFoundError) as error:
             why = str(error).replace(str(rebuild.copy.folder), "the copy")
@@ -1289,6 +1290,7 @@ def _world_names(world: World) -> dict[Any, dict[str, Any]]:
             "CommitProperties": of_tables("CommitProperties"),
             "Transaction": of_tables("Transaction"),
             "_sync_version": force_version,
+            "is_object_storage": world.backups.is_object_storage,
         },
         warehouse.delta.tables: {
             "open_table": open_table,

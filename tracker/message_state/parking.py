@@ -94,6 +94,7 @@ class Parking:
         self._subscriptions = context.subscriptions
         self._state = state
         self.unwritable: Mapping[str, int] = {}
+        self._slow: Mapping[str, int] = {}
         self._resuming = {(topic, number): Resuming(*one) for topic, number, *one in state.draining}
         self._ended: set[tuple[str, int]] = set()  # by topic and number: this tick has the last round
         self._dispatch_at = 0
@@ -101,14 +102,15 @@ class Parking:
         self.n_joined = 0
         self.ends = ParkedEnds(context.store, state.parked_ends)
 
-    def begin_tick(self, unwritable: Mapping[str, int], dispatch_at: int) -> None:
+    def begin_tick(self, unwritable: Mapping[str, int], slow: Mapping[str, int], dispatch_at: int) -> None:
         """Begins a tick, whose fields the context has.
 
         Args:
             unwritable: by topic: a mask of the subscriptions whose destinations are unwritable.
+            slow: likewise, of those of them that get in rounds what is parked for them.
             dispatch_at: the time to which the messages of rounds are moved, ms since the epoch; it is due in the tick.
         """
-        self.unwritable, self._dispatch_at, self._let_through = unwritable, dispatch_at, {}
+        self.unwritable, self._slow, self._dispatch_at, self._let_through = unwritable, slow, dispatch_at, {}
         for topic, number in list(self._resuming):
             if not self._subscriptions.active(topic) & ~self.parked_mask(topic) & 1 << number:
                 del self._resuming[topic, number]  # what is left is parked until the subscription is resumed again
@@ -178,6 +180,9 @@ class Parking:
         # Dead letters go to another topic.
         dead = dead_letters_in(rows, self._subscriptions)
         parked &= ~(dead & by_topic(rows, self._only_unwritable))
+        # What a round has let go, and shaping has given a later place, would be parked and let go over and over.
+        let_go = np.where(pc.is_valid(rows["was_due"]), by_topic(rows, lambda topic: self._slow.get(topic, 0)), 0)
+        parked &= ~(let_go & by_topic(rows, self._only_unwritable))
         for (topic, number), first in self._let_through.items():
             is_moved = pc.fill_null(pc.greater_equal(rows["sequence"], first), False)
             is_let_through = pc.and_(pc.equal(rows["topic"], topic), is_moved).to_numpy(zero_copy_only=False)

@@ -291,7 +291,7 @@ class MessageState:
         subscription: int,
         times: Int64Array,
         sequence: int | Int64Array,
-        was_due: Int64Array | None = None,
+        was_due: Int64Array | pa.ChunkedArray | None = None,
         shaped_from: Int64Array | None = None,
     ) -> None:
         """Gives messages another row, at another time, for one subscription; `take_moves` returns these rows.
@@ -301,7 +301,7 @@ class MessageState:
             subscription: its number.
             times: int64, (rows,), ms since the epoch: when the new rows are due.
             sequence: of all moves; or int64, (rows,).
-            was_due: the new rows' column of that name, int64, (rows,), ms since the epoch; None: null.
+            was_due: the new rows' column of that name, int64, (rows,), ms since the epoch; None: null in all.
             shaped_from: likewise. None, null, ends the effect of earlier shaping.
         """
         self.moves.append(self.make_moved_rows(rows, subscription, times, sequence, was_due, shaped_from))
@@ -312,7 +312,7 @@ class MessageState:
         subscription: int,
         times: Int64Array,
         sequence: int | Int64Array,
-        was_due: Int64Array | None = None,
+        was_due: Int64Array | pa.ChunkedArray | None = None,
         shaped_from: Int64Array | None = None,
     ) -> pa.Table:
         """Moves messages as `move_messages` does, but leaves it to the caller to add the new rows to the tracker.
@@ -322,7 +322,7 @@ class MessageState:
             subscription: its number.
             times: int64, (rows,), ms since the epoch: when the new rows are due.
             sequence: of all moves; or int64, (rows,).
-            was_due: the new rows' column of that name, int64, (rows,), ms since the epoch; None: null.
+            was_due: the new rows' column of that name, int64, (rows,), ms since the epoch; None: null in all.
             shaped_from: likewise.
 
         Returns:
@@ -334,13 +334,13 @@ class MessageState:
         self.moved.put(subscription, position, np.full(n, sequence), times, until, attempts)
         names = self._subscriptions.names_of(rows["topic"], subscription)
         sequences = pa.array(np.full(n, sequence))
-        due_before = pa.nulls(n, pa.int64()) if was_due is None else pa.array(was_due)
+        due_before = pa.nulls(n, pa.int64()) if was_due is None else was_due
         moved = with_columns(
             rows,
             deliver_at=pa.array(times),
             subscription=names,
             sequence=sequences,
-            was_due=due_before,
+            was_due=due_before if isinstance(due_before, pa.ChunkedArray) else pa.array(due_before),
             shaped_from=pa.nulls(n, pa.int64()) if shaped_from is None else pa.array(shaped_from),
         )
         if has_occurrences(rows):

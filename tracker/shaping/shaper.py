@@ -636,8 +636,8 @@ class Shaper:
             later = self._retimed(shaped_rows, at, is_later)
             if later.num_rows:
                 original, sequence = where(shaped_rows, is_later), self._context.next_sequence()
-                shaped_from = int64(later, "shaped_from")
-                self._state.move_messages(original, number, at[is_later], sequence, shaped_from=shaped_from)
+                was_due, shaped_from = original["was_due"], int64(later, "shaped_from")
+                self._state.move_messages(original, number, at[is_later], sequence, was_due, shaped_from)
                 subscription.state.last = max(subscription.state.last, int(at[is_later].max()))
             if has_no_place.any():  # these rows wait for nothing but their end
                 original, sequence = where(shaped_rows, has_no_place), self._context.next_sequence()
@@ -715,5 +715,4 @@ class Shaper:
         if not rows.num_rows:
             return rows
         shaped_from = pc.coalesce(rows["shaped_from"], rows["was_due"], rows["deliver_at"])
-        was_due = pa.nulls(rows.num_rows, pa.int64())
-        return with_columns(rows, deliver_at=pa.array(at[chosen]), shaped_from=shaped_from, was_due=was_due)
+        return with_columns(rows, deliver_at=pa.array(at[chosen]), shaped_from=shaped_from)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from conf.times import Moment
@@ -307,9 +307,7 @@ class UnwritableDestinations:
             _log.warning("%s %s, and what is due for it waits: %s", known.topic, what, reason)
         known.reason = reason or known.reason
         for remainder in remainders:
-            # What a slow destination gets in rounds would be parked again and again, where a rate has given it a place.
-            kept = replace(remainder, is_untouched=False) if known.is_slow and known.drain.round else remainder
-            known.remainders.setdefault(kept.release_id, kept)
+            known.remainders.setdefault(remainder.release_id, remainder)
         return is_new
 
     def forget_taken_back(self, recorded: Mapping[str, Any]) -> None:

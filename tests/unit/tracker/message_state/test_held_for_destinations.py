@@ -11,6 +11,7 @@ import pytest
 
 from tests.support.naive.parked import rounds
 from tests.support.tracker.messages import TOPIC, command, commands, handed_out, messages, positions, resumed, tick_at
+from tests.support.tracker.shaped_service import rate
 from tracker.in_flight import PLACE
 from tracker.message_state.changes import select_parked
 from tracker.message_state.parking import Round
@@ -434,6 +435,31 @@ def test_what_is_paused_too_is_not_drained() -> None:
     service.step(6, unwritable=slow, commands=commands([]), request_ids={"p": 0}, pause_changes=pause)
     effects = service.step(7, unwritable=slow, drains=20, drained=select_parked(concat(service.stored)))
     assert (handed_out(effects), effects.drained) == ([], {TOPIC: {"b": (0, False)}})
+
+
+def test_what_a_round_has_let_go_goes_out_at_the_place_that_a_rate_gives_it() -> None:
+    service = Service()
+    service.subscriptions = Subscriptions({TOPIC: NAMES}, shaping={TOPIC: {1: rate(10, burst=1)}})
+    slow: dict[str, Any] = {"b": {"open": [], "round": 1}}
+    service.step(0, messages([(1, entry, 5) for entry in range(3)]), unwritable=slow)
+    service.step(1_000, unwritable=slow)
+    parked = select_parked(concat(service.stored))
+    came, times = [], []
+    for n, drains in enumerate([20, 0, 0, 0]):
+        drained = {"drained": parked, "rounds": {TOPIC: {"b": Round()}}} if drains else {}
+        effects = service.step(2_000 + 100 * n, unwritable=slow, drains=drains, **drained)
+        rows = [row for release in effects.releases for row in release.rows.to_pylist()]
+        came += [row["entry_id"] for row in rows]
+        times += [row["deliver_at"] for row in rows]
+        # A release whose messages were parked before is open where it does not arrive, and is not parked again.
+        assert all(row["was_due"] is not None for row in rows)
+    assert came == [0, 1, 2]
+    assert times[2] - times[1] == times[1] - times[0] == 100
+    # Where the destination can't be written at all, and gets no rounds, they are parked, and can be cancelled.
+    refused: dict[str, Any] = {"b": {"open": []}}
+    service.step(3_000, messages([(2, entry, 2_900) for entry in range(2)]), unwritable=slow)
+    service.step(3_050, unwritable=slow, drains=20, rounds={TOPIC: {"b": Round()}})
+    assert handed_out(service.step(4_000, unwritable=refused)) == []
 
 
 def test_nothing_is_drained_before_its_time() -> None:

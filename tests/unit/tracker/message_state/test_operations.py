@@ -32,7 +32,7 @@ def desk(monkeypatch: pytest.MonkeyPatch) -> Desk:
 
 
 def test_what_is_held_back_in_one_tick_has_only_sequences_of_that_tick(desk: Desk) -> None:
-    desk.parking.begin_tick({TOPIC: (1 << len(NAMES)) - 1}, 0)
+    desk.parking.begin_tick({TOPIC: (1 << len(NAMES)) - 1}, {}, 0)
     desk.choose_subscriptions(messages([(1, i, 900) for i in range(40)]))
     moved = desk.state.take_moves().to_pylist()
     assert {row["sequence"] >> BITS for row in moved} == {7}

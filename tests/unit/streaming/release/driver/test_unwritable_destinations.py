@@ -113,22 +113,6 @@ def test_what_is_recalled_is_not_sent_and_over_when_an_offset_says_so() -> None:
     assert isinstance(run.step(), Ended)
 
 
-def test_what_a_slow_one_gets_in_rounds_is_sent_and_not_recalled_over_and_over() -> None:
-    """Where a rate gives a round's messages places, they come due in releases that say nothing of the round."""
-    run = Run()
-    run.leave(1, is_slow=True, is_untouched=True)
-    assert (run.recorded["open"], run.recorded["recalled"]) == ([], [[1, 1]])
-    run.destinations.forget_taken_back(run.destinations.recorded())
-    while not run.recorded.get("round"):
-        run.seconds += 1
-        run.step()
-    run.destinations.note_drained({TARGET: (1, False)})
-    run.leave(2, is_slow=True, is_untouched=True)
-    assert run.recorded["open"] == [[2, 1]]
-    assert "recalled" not in run.recorded
-    assert isinstance(run.step_after_waiting(), Send)
-
-
 def test_after_a_while_what_is_due_is_rejected_and_it_is_only_probed() -> None:
     run = Run(reject_after_millis=4_000)
     run.leave(1)
