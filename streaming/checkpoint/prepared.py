@@ -47,6 +47,7 @@ class PreparedState:
 
     def __init__(self, checkpoint: Path) -> None:
         self._folder = checkpoint / FOLDER
+        self._written: list[Path] = []
 
     def write_rows(self, rows: Mapping[InputKind, pa.Table], may_come_again: Callable[[pa.Table], BoolArray]) -> None:
         """Writes the rows of all shards, and syncs them to the disk.
@@ -60,7 +61,8 @@ class PreparedState:
         for kind, table in rows.items():
             if kind not in _WITH_KEYS:
                 table = table.append_column(_IS_ANYWHERE, pa.array(may_come_again(table)))
-            pq.write_table(table, self._folder / f"{kind}.parquet")
+            self._written.append(self._folder / f"{kind}.parquet")
+            pq.write_table(table, self._written[-1])
         sync(self._folder.iterdir())
 
     def complete(self, offset: Offset, metadata: Mapping[str, Any]) -> None:
@@ -69,7 +71,12 @@ class PreparedState:
         Args:
             offset: the offset with which the query begins.
             metadata: the part of `inputs` that is JSON; `sealed` and `unwanted` have a number for each shard.
+
+        Raises:
+            CheckpointError: somebody has removed rows that were written, which would count as none.
         """
+        if not all(file.exists() for file in self._written):
+            raise CheckpointError(f"{self._folder} was removed while it was made: run `delaylake rebuild` again")
         write_durably(self._folder / "meta.json", json.dumps({"offset": offset.to_json(), **metadata}))
 
     @property

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -10,6 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from streaming.batch_schema import InputKind
+from streaming.checkpoint.checkpoint import CheckpointError
 from streaming.checkpoint.offset import Offset
 from streaming.checkpoint.prepared import FOLDER, PreparedState
 from tests.support.tracker.messages import TOPIC
@@ -77,3 +79,13 @@ def test_of_a_state_that_an_earlier_version_prepared_each_row_goes_to_the_home_o
     assert entries(found, InputKind.REBUILT_DELIVERED) == [
         [entry for entry, home in zip(ENTRIES, homes(), strict=True) if home == shard] for shard in range(SHARDS)
     ]
+
+
+def test_what_somebody_removes_while_it_is_made_is_not_taken_for_whole(tmp_path: Path) -> None:
+    found = PreparedState(tmp_path)
+    ids = {"ledger_id": pa.array([7]), "entry_id": pa.array([1])}
+    found.write_rows({InputKind.REBUILT_DELIVERED: typed(ids, NOT_TO_DELIVER)}, lambda rows: np.zeros(1, np.bool_))
+    shutil.rmtree(tmp_path / "query")
+    with pytest.raises(CheckpointError, match="was removed while it was made: run `delaylake rebuild` again"):
+        found.complete(Offset(), {"sealed": [1], "unwanted": [0]})
+    assert not found.is_there
