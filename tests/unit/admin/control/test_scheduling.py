@@ -174,7 +174,7 @@ def test_what_the_broker_does_not_take(tmp_path: Path, result: str, error: type[
 
 def test_who_does_not_get_an_answer_is_told_what_to_do(tmp_path: Path) -> None:
     with pytest.raises(NoOutcomeError, match=r"does the job run.*same key"):
-        run(tmp_path, Control(), lambda scheduler: scheduler.schedule(TOPIC, TOPIC, message()), 50)
+        run(tmp_path, Control(), lambda scheduler: scheduler.schedule(TOPIC, TOPIC, message()), 1_000)
     control = Control()
     control.is_connected = False
     with pytest.raises(ControlUnavailableError):
