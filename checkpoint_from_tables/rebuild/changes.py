@@ -105,7 +105,9 @@ class Commands:
         unsealed = _with_last_rows(where(moves, is_open & is_there), delays)
         restores = _restores(where(self.restored, ~_are_delivered(self.restored, delivered)))
         waiting = pa.concat_tables([restores, _reschedules(where(moves, is_open & ~is_there))])
-        stays = ~is_open | is_there
+        # A move whose time no row has, of a message that comes again, is forgotten: the state would drop the message as
+        # moved away. Such is the move of a schedule whose last occurrences were handed out together.
+        stays = is_done | is_there
         retried = where(moves, stays & (int64(moves, "attempt") > 0) & ~is_done)
         moves = where(moves, stays)
 

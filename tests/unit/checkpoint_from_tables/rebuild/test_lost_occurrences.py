@@ -15,12 +15,13 @@ pytestmark = pytest.mark.slow
 START = NOW + 6 * SECOND
 
 
-def handed_out(service: Service) -> list[tuple[int, int]]:
-    """What the last tick has handed out to `a`: numbers, and times by the rule, in seconds after START."""
+def handed_out(service: Service, tick: int | None = None) -> list[tuple[int, int]]:
+    """What a tick, the last one, has handed out to `a`: numbers, and times by the rule, in seconds after START."""
+    tick = service.tick if tick is None else tick
     return [
         (row["occurrence"], ((row["occurrence_at"] or row["deliver_at"]) - START) // SECOND)
-        for tick, name, row in service.in_flight
-        if name == "a" and tick == service.tick
+        for of_tick, name, row in service.in_flight
+        if name == "a" and of_tick == tick
     ]
 
 
@@ -92,6 +93,22 @@ def test_a_schedule_that_is_paused_after_one_came_late_goes_on_at_its_next_time(
     assert service.numbers("a", 0) == expected[:-1]
     run(service, 85)
     assert service.numbers("a", 0) == expected
+
+
+def test_a_schedule_whose_last_occurrences_were_handed_out_together_and_that_comes_again_is_not_over(
+    tmp_path: Path,
+) -> None:
+    service = Service(tmp_path)
+    service.step(recurring(0, START, "@every 6s", misfire="all", repeatTimes="5"))
+    run(service, 2, seals=False)
+    service.now += 60 * SECOND
+    service.lose_checkpoint()
+    service.step(seals=True)
+    assert [number for number, _ in handed_out(service, service.tick - 1)] == [2, 3, 4, 5]
+    assert service.source, "it is not durable"
+    service.lose_checkpoint()
+    run(service, 80)
+    assert service.numbers("a", 0) == service.numbers("b", 0) == [1, 2, 3, 4, 5]
 
 
 @pytest.mark.parametrize("is_durable", [True, False])
