@@ -159,6 +159,7 @@ def rebuild(
     own = Checkpoint(checkpoint)
     own.write_version()
     prepared.complete(offset, metadata)
+    tables.check_epoch()  # no start takes this checkpoint if another job or rebuild has begun meanwhile
     # Last: a start refuses a checkpoint of an earlier epoch. One of this epoch, without its state, would be a new one.
     own.epoch = tables.epoch or 0
     return {

@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from tests.simulation.world import World
 
 create_tables = Tables.create
+check_epoch = Tables.check_epoch
 _wait_for_overtaken = checkpoint_from_tables.new_checkpoint._wait_for_overtaken
 
 
@@ -95,14 +96,22 @@ class Copy:
         log = self._logs[Path(uri).name]
         if self._epoch is None:
             return
-        newest = log.transaction(EPOCH, log.newest) or 0
-        if newest > self._epoch:
-            raise FencedError(uri, self._epoch, newest)
+        self.check_epoch(log.name)
         rows, transactions = self.rows(log.name), last_transactions(self._open(log.name))
         log.commits.append(fake_tables.Commit(rows, transactions, replaces=True))
         log.force(log.newest)
         self._on_replaced(log.name, rows)
         self._point(f"rebuild: {log.name} is written")
+
+    def check_epoch(self, name: str) -> None:
+        """Checks that nobody else has overtaken the rebuild, by a table in memory.
+
+        Raises:
+            FencedError: somebody has.
+        """
+        newest = self._logs[name].transaction(EPOCH, self._logs[name].newest) or 0
+        if self._epoch is not None and newest > self._epoch:
+            raise FencedError(str(self.folder), self._epoch, newest)
 
     def rows(self, name: str) -> pa.Table:
         """The rows that a table of the copy has now."""

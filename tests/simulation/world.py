@@ -77,7 +77,7 @@ from tests.simulation.load import IN_CHUNKS, KINDS, Producers
 from tests.simulation.long_pause import HOURS, LongPause
 from tests.simulation.oracle import Oracle
 from tests.simulation.parcels import TOPIC as CHANGED_TOPIC
-from tests.simulation.rebuilding import Rebuild, create_tables, empty_tables, rebuild_names
+from tests.simulation.rebuilding import Rebuild, check_epoch, create_tables, empty_tables, rebuild_names
 from tests.simulation.replicating import TAKEN_KINDS, Replication
 from tests.simulation.retaining import Maintenance, maintenance_names
 from tests.simulation.scheduler import EPOCH_SECONDS, Process, Scheduler, Task
@@ -1232,6 +1232,13 @@ def _world_names(world: World) -> dict[Any, dict[str, Any]]:
         if not isinstance(world.rebuilds.get(world.scheduler.process), Rebuild | Import | None):  # type: ignore[arg-type]
             create_tables(tables, *schemas, **named)
 
+    def check_epoch_of(tables: Tables, max_age_seconds: float = 0) -> None:
+        one = world.rebuilds.get(world.scheduler.process)  # type: ignore[arg-type]
+        if isinstance(one, Rebuild | Import):
+            one.copy.check_epoch("entries")
+        else:
+            check_epoch(tables, max_age_seconds)
+
     def record_not_seen(*args: Any) -> int:
         n = record(*args)
         assert world.scheduler.process is not None
@@ -1300,7 +1307,7 @@ def _world_names(world: World) -> dict[Any, dict[str, Any]]:
             "appended": lambda *_: None,
             "last_transactions": of_tables("last_transactions"),
         },
-        Tables: {"create": create},
+        Tables: {"create": create, "check_epoch": check_epoch_of},
         warehouse.durable: {"_sync": force, "set": sim.OrderedSet},
     }
 

@@ -9,14 +9,17 @@ from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 from unittest import mock
 
+import pyarrow as pa
 import pytest
 
 from broker.entries.continuity import Gap
 from broker.position import Position, SourceTopic
 from checkpoint_from_tables import new_checkpoint
 from checkpoint_from_tables.new_checkpoint import RebuildError, rebuild_checkpoint
+from checkpoint_from_tables.rebuild.rejected import find_rejected
 from conf.settings import Settings
 from status.job_status import JobStatus, write_status
 from streaming.checkpoint.checkpoint import Checkpoint, CheckpointError
@@ -31,6 +34,7 @@ from tests.support.warehouse.rebuilt import of_all_shards, without_destinations
 from tests.support.warehouse.tables import NOW, TOPIC, make, rows
 from warehouse.backup.copying import back_up
 from warehouse.backup.marker import read_marker
+from warehouse.delta.fencing import FencedError
 from warehouse.delta.tables import Tables
 
 pytestmark = pytest.mark.slow
@@ -117,6 +121,18 @@ def test_no_job_starts_on_what_a_killed_rebuild_has_left(tmp_path: Path, step: s
     begin(made, Tables(made.warehouse), Checkpoint(tmp_path / "checkpoint"))
     done = of_all_shards(PreparedState(tmp_path / "checkpoint")).delivered
     assert done["entry_id"].to_pylist() == [3]
+
+
+def test_a_rebuild_during_which_a_job_starts_elsewhere_does_not_say_that_it_is_done(tmp_path: Path) -> None:
+    made, tables = make(tmp_path)
+
+    def start_a_job(*of: Any) -> pa.Table:
+        tables.take_over(tables.newest_epoch() + 1)
+        return find_rejected(*of)
+
+    started = mock.patch("checkpoint_from_tables.rebuild.rebuild.find_rejected", start_a_job)
+    with without_destinations(), started, pytest.raises(FencedError, match="another start of the job"):
+        rebuild_checkpoint(made, discards_checkpoint=True)
 
 
 @pytest.mark.parametrize("state", ["running", "failed"])
