@@ -185,6 +185,8 @@ class Listing:
         self._world = world
         self._found: list[PendingMessage] = []
         self.read_on()
+        # The first page may have read a version of `deliveries` that came since.
+        self._waiting -= pairs_of(maintenance.copy.rows("deliveries"))
 
     def read_on(self, messages: int = _PAGE) -> None:
         """Reads the next page."""
