@@ -65,6 +65,7 @@ USUAL_RATES: Mapping[str, float] = {
     "destination terminated": 0.04,
     "seeds with terminated destinations": 0.2,
     "seeds with partitions": 0.12,
+    "partition added": 0.02,
 }
 
 # By how much more often a fault falls in a seed; what ends processes would else keep the job from doing anything.

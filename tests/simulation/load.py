@@ -194,7 +194,7 @@ class Producers:
         message.key = chance.choice(_KEYS)
         partition = int(position.split(":")[2])
         if partition >= 0 and message.key:  # as producers do: what has one key is in one partition
-            message.key = _KEYS[-1 - partition]
+            message.key = _KEYS[-1 - partition]  # those that are added later have none
         [kind] = chance.choices([*self._kinds], [*self._kinds.values()])
         if message.key:
             self._bring_together(message, now)
@@ -268,8 +268,10 @@ class Producers:
 
 
 def _of_partition(partition: int) -> Sequence[str]:
-    """Returns the schedule keys whose messages are in a partition; -1: all."""
-    return SCHEDULE_KEYS if partition < 0 else SCHEDULE_KEYS[partition::2]
+    """Returns the schedule keys whose messages are in a partition; -1: all. Each that was added has one of its own."""
+    if partition < 0:
+        return SCHEDULE_KEYS
+    return SCHEDULE_KEYS[partition::2] if partition < 2 else (f"k{partition + 2}",)
 
 
 def set_schedule_key(message: Expected, chance: random.Random, now: int, names: Sequence[str] = SCHEDULE_KEYS) -> None:

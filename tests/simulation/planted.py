@@ -48,6 +48,7 @@ from streaming.sinks.batch_sink import BatchSink
 from streaming.sinks.outcomes import OutcomePublisher
 from streaming.source.batch_end import Acknowledgements
 from streaming.source.clock import Clock
+from streaming.source.discovery import Discovery
 from streaming.source.intake import Intake
 from streaming.source.reader import SourceReader
 from streaming.source.receivers import Receivers
@@ -1022,6 +1023,7 @@ PLANTED: dict[str, Callable[[], Planted]] = {
     "what a slow destination gets in rounds is parked at its place": _parked_at_their_places,
     "a partition is acknowledged as far as another one": _acknowledged_in_all_partitions,
     "a partition is read on after the last entry of another one": _read_on_after_another_partition,
+    "partitions that are added are not read": lambda: _after(Discovery, "source", lambda names, *_: names[:2]),
 }
 
 # Of what only some faults show, these fall more often.
@@ -1062,6 +1064,7 @@ RATES: dict[str, dict[str, float]] = {
     "nobody is told of destinations that take nothing": _TERMINATED,
     "a partition is acknowledged as far as another one": _PARTITIONED,
     "a partition is read on after the last entry of another one": {**_PARTITIONED, "crash": 0.015},
+    "partitions that are added are not read": {**_PARTITIONED, "partition added": 0.1},
     "what is skipped in a source topic is not named": _CHANGED,
     "what is trimmed beside entries that are there is not counted": _CHANGED,
     "what is trimmed beside entries that are there is counted twice": _CHANGED,

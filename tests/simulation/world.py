@@ -111,6 +111,7 @@ _WORKER_ENDS_SECONDS = 0.2  # after its driver a Python worker on the same machi
 _KILLED_AFTER_SECONDS = (0.0, 0.1, 1.0, 3.0)  # workers of tasks
 _CANCELLED_BEFORE_SECONDS = 3.0  # what comes next is cancelled before the first schedule key of its topic comes
 _PARTITIONS = 2  # keys are shared between two
+_MOST_PARTITIONS = 5
 # After the last fault, and after all is due: then nothing may wait any more. A pause may go on for 100 s, and chunks
 # that never make a message are given up 90 s later.
 _QUIET_SECONDS = 200.0
@@ -322,6 +323,13 @@ class World:
         # Replicators copy one topic; what another system's items are, the accounts know by the topic's own positions.
         if is_chosen and not self.replication.is_made and not self.other_system.are_made:
             self.cluster.partitions[self.settings.routes[0].source] = _PARTITIONS
+
+    def _add_partition(self) -> None:
+        """An admin adds one to the topic that has partitions; the broker gives it the others' subscriptions."""
+        [(topic, n)] = self.cluster.partitions.items()
+        if n < _MOST_PARTITIONS:
+            self.trace(f"{topic.rpartition('/')[2]} has {n + 1} partitions now")
+            self.cluster.partitions[topic] = n + 1
 
     @contextlib.contextmanager
     def _judging(self) -> Iterator[None]:
@@ -1120,6 +1128,8 @@ class World:
             self._limit_destination()
         if self.terminated.are_made:
             self.terminated.each_second()
+        if self.cluster.partitions and self.faults.is_now("partition added"):
+            self._add_partition()
         if self.faults.is_now("destination deleted"):
             self._delete_destination()
         if self.faults.is_now("checkpoint lost"):
