@@ -248,12 +248,20 @@ class _Backup:
         return marker
 
     def _choose(self) -> dict[str, _Version]:
-        self._made_at = time.time_ns() // 1_000_000
-        versions = {name: _Version.of(self._source, name) for name in CHOSEN}
-        found = {name: one for name, one in versions.items() if one is not None}
-        if missing := [name for name in _ALWAYS if name not in found]:
-            raise BackupError(self._settings.no_tables(missing[0]))
-        return found
+        """Chooses the newest version of each table, while no import begins or ends a part.
+
+        An import writes a part to `imported` first. A restored warehouse whose `imported` lacks a part that its other
+        tables have would import these items again.
+        """
+        for _ in range(_ATTEMPTS):
+            self._made_at = time.time_ns() // 1_000_000
+            versions = {name: _Version.of(self._source, name) for name in CHOSEN}
+            found = {name: one for name, one in versions.items() if one is not None}
+            if missing := [name for name in _ALWAYS if name not in found]:
+                raise BackupError(self._settings.no_tables(missing[0]))
+            if _number(found.get("imported")) == _number(_Version.of(self._source, "imported")):
+                return found
+        raise BackupError("an import writes to the warehouse all the time: run the backup when it has ended")
 
     def _copy(self, marker: Marker, versions: dict[str, _Version]) -> tuple[int, dict[str, _Version]]:
         deleted = self._delete_unneeded(marker, versions)
@@ -356,6 +364,10 @@ def _alone(target: str) -> Iterator[None]:
             yield
     except Timeout:
         raise BackupError(f"another backup to {target}, or a rebuild there, is under way: wait for its end") from None
+
+
+def _number(version: _Version | None) -> int:
+    return -1 if version is None else int(version.table.version())
 
 
 def _newest(entries: DeltaTable) -> int | None:

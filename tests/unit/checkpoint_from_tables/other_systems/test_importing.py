@@ -277,24 +277,53 @@ def check_each_once(settings: Settings, jobs: int) -> None:
     assert len(rows(settings, "imported")) == jobs
 
 
+def restored_after_import(settings: Settings, items: list[Item], target: Path, before: str) -> Settings:
+    """Restores a backup during which items were imported, before the version of a table was chosen."""
+    choose, left = copying._Version.of, [items]
+
+    def importing_before(warehouse: str, name: str) -> Any:
+        if name == before and left:
+            run(settings, *left.pop())
+        return choose(warehouse, name)
+
+    with mock.patch.object(copying._Version, "of", importing_before):
+        back_up(settings, str(target))
+    return restored(settings, target)
+
+
 @pytest.mark.parametrize("before", CHOSEN)
 def test_a_job_whose_import_ends_while_a_backup_chooses_versions_is_imported_once_after_a_restore(
     settings: Settings, tmp_path: Path, before: str
 ) -> None:
     items = [job(1), job(2), rejected_item("x", "no job", b"bytes")]
     Tables(settings.warehouse).create({importing.TABLE: IMPORTED})
-    choose = copying._Version.of
-
-    def importing_before(warehouse: str, name: str) -> Any:
-        if name == before:
-            run(settings, *items)
-        return choose(warehouse, name)
-
-    with mock.patch.object(copying._Version, "of", importing_before):
-        back_up(settings, str(tmp_path / "copy"))
-    copy = restored(settings, tmp_path / "copy")
+    copy = restored_after_import(settings, items, tmp_path / "copy", before)
     run(copy, *items)
     check_each_once(copy, len(items))
+
+
+@pytest.mark.parametrize("before", CHOSEN)
+def test_with_a_job_that_is_new_after_the_restore_the_others_are_imported_once_too(
+    settings: Settings, tmp_path: Path, before: str
+) -> None:
+    items = [job(1), job(2), rejected_item("x", "no job", b"bytes")]
+    Tables(settings.warehouse).create({importing.TABLE: IMPORTED})
+    copy = restored_after_import(settings, items, tmp_path / "copy", before)
+    run(copy, *items, job(3))
+    found = [row["payload"] for name in ("delayed_index", "rejects") for row in rows(copy, name)]
+    assert sorted(found) == sorted([b"payload 1", b"payload 2", b"payload 3", b"bytes"])
+
+
+def test_a_backup_waits_for_no_import_that_writes_all_the_time(settings: Settings, tmp_path: Path) -> None:
+    choose, jobs = copying._Version.of, count()
+
+    def importing_before(warehouse: str, name: str) -> Any:
+        run(settings, job(next(jobs)))
+        return choose(warehouse, name)
+
+    writes = mock.patch.object(copying._Version, "of", importing_before)
+    with writes, pytest.raises(copying.BackupError, match="an import writes"):
+        back_up(settings, str(tmp_path / "copy"))
 
 
 def test_a_job_that_only_a_backup_that_was_broken_off_has_is_imported_after_a_restore(
