@@ -66,6 +66,7 @@ USUAL_RATES: Mapping[str, float] = {
     "seeds with terminated destinations": 0.2,
     "seeds with partitions": 0.12,
     "partition added": 0.02,
+    "seeds with partitioned destinations": 0.12,
 }
 
 # By how much more often a fault falls in a seed; what ends processes would else keep the job from doing anything.

@@ -32,7 +32,7 @@ from checkpoint_from_tables.restore import another_broker
 from conf.partitions import without_partition
 from streaming import crash_recovery, start_checks
 from streaming.checkpoint.checkpoint import Checkpoint
-from streaming.checkpoint.offset import Offset
+from streaming.checkpoint.offset import UNKNOWN, Offset
 from streaming.release.driver.releases import Progress, Releases
 from streaming.release.driver.spark_jobs import SparkJobs
 from streaming.release.driver.unwritable_destinations import UnwritableDestinations
@@ -40,6 +40,7 @@ from streaming.release.driver.unwritable_retries import UnwritableRetries
 from streaming.release.naming import producer_name
 from streaming.release.task import send_on_time, sender
 from streaming.release.task.planning import plan_release, sending_order
+from streaming.release.task.planning.destinations import Destinations
 from streaming.release.task.planning.plan_release import _Release
 from streaming.release.task.producer_line import Line
 from streaming.release.task.shared_paces import Pace
@@ -868,6 +869,16 @@ def _a_vacuum_keeps_no_version() -> Planted:
     return mock.patch.object(DeltaTable, "vacuum", vacuum)
 
 
+def _sent_again_to_the_partitions_of_now() -> Planted:
+    original = Destinations.__init__
+
+    def init(self: Destinations, settings: Any, sending: Mapping[str, Any], *of: Any) -> None:
+        not_recorded = dict.fromkeys(sending.get("partitions", {}), UNKNOWN)
+        original(self, settings, {**sending, "partitions": not_recorded}, *of)
+
+    return mock.patch.object(Destinations, "__init__", init)
+
+
 PLANTED: dict[str, Callable[[], Planted]] = {
     "the epoch is not checked before a commit": _epoch_not_checked,
     "nor before anything is sent": _sent_without_a_look_at_the_epoch,
@@ -1023,6 +1034,7 @@ PLANTED: dict[str, Callable[[], Planted]] = {
     "what a slow destination gets in rounds is parked at its place": _parked_at_their_places,
     "a partition is acknowledged as far as another one": _acknowledged_in_all_partitions,
     "a partition is read on after the last entry of another one": _read_on_after_another_partition,
+    "what is sent again goes to the partitions of now": _sent_again_to_the_partitions_of_now,
     "partitions that are added are not read": lambda: _after(Discovery, "source", lambda names, *_: names[:2]),
 }
 
@@ -1064,6 +1076,9 @@ RATES: dict[str, dict[str, float]] = {
     "nobody is told of destinations that take nothing": _TERMINATED,
     "a partition is acknowledged as far as another one": _PARTITIONED,
     "a partition is read on after the last entry of another one": {**_PARTITIONED, "crash": 0.015},
+    "what is sent again goes to the partitions of now": {
+        **{"seeds with partitioned destinations": 1.0, "partition added": 0.2, "crash": 0.015},
+    },
     "partitions that are added are not read": {**_PARTITIONED, "partition added": 0.1},
     "what is skipped in a source topic is not named": _CHANGED,
     "what is trimmed beside entries that are there is not counted": _CHANGED,

@@ -43,7 +43,7 @@ class TerminatedDestinations:
         world = self._world
         if self._terminated is not None or not world.faults.is_now("destination terminated"):
             return
-        names = [name for name, (_, subscription) in sorted(world.destinations.items()) if subscription != ADDED]
+        names = [name for name in world.destination_topics() if world.subscription_of(name) != ADDED]
         topics = [world.cluster.topics[name] for name in names if name in world.cluster.topics]
         if topics:
             self._terminated = topic = self._random.choice(topics)
@@ -59,7 +59,7 @@ class TerminatedDestinations:
         if world.cluster.topics.get(topic.name) is not topic:  # somebody else has
             self._terminated = None
             return
-        _, subscription = world.destinations[topic.name]
+        subscription = world.subscription_of(topic.name)
         is_behind = world.oracle.is_behind(subscription)
         if world.cluster.is_offline(topic.name) or (is_behind and looks):
             world.scheduler.after(_LOOK_SECONDS, partial(self._delete, topic, max(0, looks - 1)))

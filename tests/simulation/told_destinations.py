@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Collection
 
 from broker.protocol.wire.pulsar_pb2 import ServerError
+from conf.partitions import without_partition
 from status.alerts import SLOW, UNWRITABLE
 from status.job_status import JobStatus
 from tests.simulation.accounts import require
@@ -42,17 +43,17 @@ class ToldDestinations:
         unwritable = [one for one in status.troubles if one.kind == UNWRITABLE]
         for one in unwritable:
             said = [error for error in _SAID if ServerError.Name(error) in one.text]
-            is_so = all(cluster.refusals[one.name, error] for error in said)
+            is_so = all(any(cluster.refusals[n, error] for n in cluster.partition_names(one.name)) for error in said)
             require(is_so, f"the status of {job.name} says of {one.name} what the broker has not said: {one.text}")
         if job is not self._job:
             self._job, self._n, self._not_told = job, 0, {}
         self._n += 1
         refused: Counter[str] = Counter()
         for (name, _), n in cluster.refusals.items():
-            refused[name] += n
+            refused[without_partition(name)] += n
         named = {one.name for one in status.troubles if one.kind in (UNWRITABLE, SLOW)}
         for name in self._destinations:
-            if name in named or not cluster.takes_nothing(name):
+            if name in named or not any(map(cluster.takes_nothing, cluster.partition_names(name))):
                 self._not_told.pop(name, None)
             elif refused[name] > self._refused[name]:
                 seen = self._not_told.setdefault(name, [])

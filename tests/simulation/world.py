@@ -323,13 +323,25 @@ class World:
         # Replicators copy one topic; what another system's items are, the accounts know by the topic's own positions.
         if is_chosen and not self.replication.is_made and not self.other_system.are_made:
             self.cluster.partitions[self.settings.routes[0].source] = _PARTITIONS
+        chance = random.Random(f"partitioned destinations {self.plan.seed}")
+        if chance.random() < self.plan.rates.get("seeds with partitioned destinations", 0.0):
+            self.cluster.partitions[chance.choice(sorted(self.destinations))] = _PARTITIONS
 
     def _add_partition(self) -> None:
-        """An admin adds one to the topic that has partitions; the broker gives it the others' subscriptions."""
-        [(topic, n)] = self.cluster.partitions.items()
-        if n < _MOST_PARTITIONS:
-            self.trace(f"{topic.rpartition('/')[2]} has {n + 1} partitions now")
-            self.cluster.partitions[topic] = n + 1
+        """An admin adds one to a topic that has partitions; the broker gives it the others' subscriptions."""
+        topic = self.cluster.chance.choice(sorted(self.cluster.partitions))
+        n = self.cluster.partitions[topic] + 1
+        if n <= _MOST_PARTITIONS:
+            self.trace(f"{topic.rpartition('/')[2]} has {n} partitions now")
+            self.cluster.partitions[topic] = n
+
+    def destination_topics(self) -> list[str]:
+        """The destinations, of a partitioned one its partitions."""
+        return [name for one in sorted(self.destinations) for name in self.cluster.partition_names(one)]
+
+    def subscription_of(self, topic: str) -> str:
+        """The subscription whose messages come to a destination, or to a partition of one."""
+        return self.destinations[without_partition(topic)][1]
 
     @contextlib.contextmanager
     def _judging(self) -> Iterator[None]:
@@ -344,9 +356,9 @@ class World:
     def _stored(self, topic: Topic, entry: Entry) -> None:
         is_told = topic.name == self.settings.control.outcome_topic
         is_put_aside = topic.name in self.rejects_topics
-        if topic.name not in self.destinations and not is_told and not is_put_aside:
+        source, name = self.destinations.get(without_partition(topic.name), ("", ""))
+        if not name and not is_told and not is_put_aside:
             return
-        source, name = self.destinations.get(topic.name, ("", ""))
         envelope = open_envelope(entry.data)
         payload: bytes | None = envelope.payload
         with self._judging():
@@ -660,8 +672,11 @@ class World:
 
     def _takes_nothing(self, subscription: str) -> bool:
         """Whether nothing can be published for a subscription now."""
-        topics = [topic for topic, (_, name) in self.destinations.items() if name == subscription]
-        return any(map(self.cluster.takes_nothing, topics))
+        return any(
+            self.cluster.takes_nothing(name)
+            for name in self.destination_topics()
+            if self.subscription_of(name) == subscription
+        )
 
     def forget_versions(self, name: str, seconds: float) -> None:
         """Removes the versions of a table in memory after which there was another one so long ago, and before."""
@@ -1081,7 +1096,7 @@ class World:
         """An admin gives a destination a publish rate, for a while."""
         chance = self.cluster.chance
         name, rate, seconds = (
-            chance.choice(sorted(self.destinations)),
+            chance.choice(self.destination_topics()),
             chance.choice([1.0, 4.0]),
             chance.choice([5.0, 20.0]),
         )
@@ -1092,9 +1107,9 @@ class World:
         """Somebody deletes a destination as soon as the job is not behind for it, unless backups are restored."""
         found = [
             self.cluster.topics[name]
-            for name, (_, subscription) in sorted(self.destinations.items())
-            if name in self.cluster.topics and not self.cluster.is_offline(name) and subscription != ADDED
-            if not self.oracle.is_behind(subscription)
+            for name in self.destination_topics()
+            if name in self.cluster.topics and not self.cluster.is_offline(name)
+            if self.subscription_of(name) != ADDED and not self.oracle.is_behind(self.subscription_of(name))
         ]
         if not self.backups.are_made and found:
             topic = self.cluster.chance.choice(found)
@@ -1119,7 +1134,7 @@ class World:
             self.cluster.take_offline(topic, seconds)
         if self.faults.is_now("quota exceeded"):
             name, seconds = (
-                self.cluster.chance.choice(sorted(self.destinations)),
+                self.cluster.chance.choice(self.destination_topics()),
                 self.cluster.chance.choice([2.0, 20.0]),
             )
             self.trace(f"{name.rpartition('/')[2]} is over its quota, for {seconds} s")
