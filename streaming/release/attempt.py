@@ -12,6 +12,7 @@ from conf.settings import MOST_LANES
 from streaming.release.naming import LANE_KINDS, Recipient
 from streaming.release.sequence_ids import last_sequence_id
 from tracker.packing import unpack
+from warehouse.delivery_key import Key
 
 
 def lane_name(tick: int, kind: int, lanes: int, lane_set: int = 0) -> str:
@@ -84,6 +85,8 @@ class Attempt:
     done: frozenset[tuple[int, str, str]] = frozenset()  # messages that have arrived, as `SendReport.done`
     # `FailedProducer.arrived_to` of producers with messages that have not arrived, by topic and producer's name.
     arrived_to: Mapping[tuple[str, str], int] = field(default_factory=dict)
+    # Messages that have arrived by `deliveries`, which an earlier run of the job has written.
+    recorded: frozenset[Key] = frozenset()
     generations: Mapping[tuple[str, str], Generation] = field(default_factory=dict)  # by topic and producer's name
     is_first: bool = False  # no attempt was made before; a task that Spark repeats by itself sets it to False
     sent_to: int = 0  # releases of the lane up to this tick may have been sent before, perhaps later ones than these

@@ -18,6 +18,7 @@ from tracker.giving_up import cancelled
 from tracker.messages import concat, is_among, position_texts, where
 from tracker.schemas import OUTCOME_ROWS, SEQUENCE_BITS
 from tracker.subscriptions import without_dead_letters
+from warehouse.delivery_key import COLUMNS, Key
 from warehouse.delta.tables import Tables
 from warehouse.named_queries import NamedQueries, Sql, all_of, columns, identifier
 from warehouse.queries.index_rows import outcomes_to_rows, to_rejects
@@ -114,6 +115,19 @@ class ReleaseRecords:
         for topic, row in last.items():
             text = f"{positions[row]} was {refused['reason'][row]}; the table rejects has it"
             self._alerts.add(NOT_SENT, topic, text, counts[topic])
+
+    def recorded(self, ticks: Iterable[int], recipient: Recipient) -> frozenset[Key]:
+        """Returns the keys of the deliveries that an earlier run has written of resumed remainders.
+
+        Args:
+            ticks: of the resumed remainders.
+            recipient: of them all.
+        """
+        conditions = all_of(recipient_conditions(recipient))
+        sql = _SQL("written", columns=columns(COLUMNS), table="deliveries", ticks=list(ticks), conditions=conditions)
+        written = self._tables.query("deliveries", sql)
+        texts = (pc.fill_null(written[name].cast(pa.string()), "").to_pylist() for name in COLUMNS)
+        return frozenset(zip(*texts, strict=True))
 
     def missing(self, table: str, rows: pa.Table, ticks: Iterable[int], *conditions: Sql) -> pa.Table:
         """Returns the rows of resumed remainders that an earlier run has not written to a table.

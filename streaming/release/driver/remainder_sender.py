@@ -80,10 +80,12 @@ class RemainderSender:
         now = time.time_ns() // 1_000_000
         # Each release on its own: one may be hours late, beside others that were just dispatched.
         put_off = {one.release_id: self._spacing.put_off(one.release.shaped, now) for one in remainders}
+        resumed_ticks = [remainder.release.tick for remainder in remainders if remainder.is_resumed]
         attempt = Attempt(
             only=frozenset({recipient}),
             done=frozenset().union(*(remainder.done for remainder in remainders)),
             arrived_to=merged(remainder.arrived_to for remainder in remainders),
+            recorded=self._records.recorded(resumed_ticks, recipient) if resumed_ticks else frozenset(),
             generations=self._names.generations,
             sent_to=sent_to,
             put_off=put_off,
@@ -113,8 +115,8 @@ class RemainderSender:
                 return RemainderResult("stopped")
         rows = concat([unpack(one.deliveries) for one in sent], DELIVERIES)
         messages = rows.num_rows
-        if ticks := [remainder.release.tick for remainder in remainders if remainder.is_resumed]:
-            rows = self._records.missing("deliveries", rows, ticks, *recipient_conditions(recipient))
+        if resumed_ticks:
+            rows = self._records.missing("deliveries", rows, resumed_ticks, *recipient_conditions(recipient))
         if rows.num_rows:
             self._tables.append(
                 "deliveries", rows, {writers[remainder.release_id]: remainder.release.tick for remainder in remainders}

@@ -98,7 +98,7 @@ def _send(settings: Settings, attempt: Attempt, plans: list[Plan], watch: PauseW
         _set_paces(_paces(attempt.pace_file), pending)
     refused: dict[int, str] = {}  # why a message can't be sent, by its index in `pending`
     try:
-        sent_at = _hand_over(settings, attempt.order_signal, pending, lines, refused.__setitem__, watch)
+        sent_at = _hand_over(settings, attempt, pending, lines, refused.__setitem__, watch)
     except BaseException:
         for line in lines:
             line.close()
@@ -138,7 +138,7 @@ def _send(settings: Settings, attempt: Attempt, plans: list[Plan], watch: PauseW
 
 def _hand_over(
     settings: Settings,
-    order_signal: str,
+    attempt: Attempt,
     pending: Pending,
     lines: list[Line],
     on_refused: Callable[[int, str], None],
@@ -159,13 +159,15 @@ def _hand_over(
             # not take it says so again; the broker drops what it has.
             return message if send.is_large and send.first_id <= send.line.remembered else None
         arrived = send.line.arrived_keys
-        if arrived and key_of_row(plan.columns, send.row, send.subscription is None) in arrived:
-            return None  # it has arrived before, under another name
+        if arrived or attempt.recorded:
+            key = key_of_row(plan.columns, send.row, send.subscription is None)
+            if key in arrived or key in attempt.recorded:
+                return None  # it has arrived before, under another name, or in an earlier run
         return message
 
     for line in lines:
         line.open()
-    behind = wait_for_signal(order_signal, watch.check)
+    behind = wait_for_signal(attempt.order_signal, watch.check)
     for line in lines:
         if line.recipient in behind:
             line.fail("what comes before has not arrived", is_refused=True)

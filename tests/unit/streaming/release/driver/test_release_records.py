@@ -23,7 +23,7 @@ def rows(*deliveries: Delivery, **columns: Any) -> pa.Table:
     return pa.Table.from_pylist(
         [
             {"topic": TOPIC, "subscription": "a", "ledger_id": 1, "entry_id": entry, "batch_index": -1, "batch_id": 5}
-            | {"attempt": attempt, "occurrence": occurrence, **columns}
+            | {"position": f"1:{entry}:-1:-1", "attempt": attempt, "occurrence": occurrence, **columns}
             for entry, attempt, occurrence in deliveries
         ],
         schema=DELIVERIES,
@@ -46,6 +46,9 @@ def test_only_the_very_delivery_counts_as_written_down(tmp_path: Path, written: 
     missing = records.missing("deliveries", rows(*sent), [5, 9], *recipient_conditions((TOPIC, "a")))
     found = [missing[name].to_pylist() for name in ("entry_id", "attempt", "occurrence")]
     assert list(zip(*found, strict=True)) == [one for one in sent if one != written]
+    entry, attempt, occurrence = written
+    key = f"1:{entry}:-1:-1", str(attempt or ""), str(occurrence or "")
+    assert records.recorded([5, 9], (TOPIC, "a")) == {key}
 
 
 def test_what_no_message_can_be_made_of_is_written_down_once_and_told(tmp_path: Path) -> None:

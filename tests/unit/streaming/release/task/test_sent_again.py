@@ -29,6 +29,7 @@ from tests.support.service.fake_releaser import PASSED, Recorded, Spark, Tables,
 from tests.support.service.harness import wait_until
 from tests.support.tracker.messages import TOPIC, messages, release_rows
 from tracker.packing import pack
+from warehouse.schemas import DELIVERIES
 
 pytestmark = pytest.mark.slow
 
@@ -88,7 +89,7 @@ class Job:
         [sent] = send_releases(self.settings.model_dump_json(), attempt, [what])
         assert not sent.failed
 
-    def runs(self, tick: int, *releases: int) -> list[str]:
+    def runs(self, tick: int, *releases: int, unwritable: Any = None) -> list[str]:
         """A run begins with a tick, and hands out releases; returns the alerts."""
         alerts, feedback = Alerts(), Recorded()
         releaser = Releaser(
@@ -101,7 +102,7 @@ class Job:
         )
         try:
             bodies = [(0, of_tick, True, self.body(of_tick)) for of_tick in releases]
-            releaser.submit(batch(tick, bodies))
+            releaser.submit(batch(tick, bodies, unwritable))
             if self.broker.is_terminated:
                 wait_until(lambda: (feedback.last.unwritable or {}).get(TOPIC), 20, "it can't be written")
                 self.broker.is_terminated = False
@@ -153,6 +154,19 @@ def test_the_same_where_the_destination_can_not_be_written_for_a_moment(job: Job
     job.broker.is_terminated = True
     assert job.runs(4, 1, 2, 3, 4) == []
     assert job.arrived() == all_of(1, 2, 3, 4)
+
+
+def test_what_was_written_down_of_a_release_left_open_is_not_sent_again_though_the_broker_has_forgotten_it(
+    job: Job,
+) -> None:
+    """One partition of the destination had taken its messages and the other none. Then the job was away for long."""
+    columns = {"topic": TOPIC, "subscription": "a", "ledger_id": 1, "batch_index": -1, "batch_id": 1}
+    written = [{**columns, "entry_id": i, "position": f"1:{i}:-1:-1"} for i in (0, 2)]
+    job.tables.append("deliveries", pa.Table.from_pylist(written, schema=DELIVERIES), {})
+    left_open = {TOPIC: {"a": {"since": 1, "open": [[1, True]]}}}
+    assert job.runs(2, 1, 2, unwritable=left_open) == []
+    assert job.arrived() == all_of(1, 2) - Counter(str(row["position"]) for row in written)
+    assert sorted(entry for tick, _, entry in job.tables.delivered if tick == 1) == [*range(N)]
 
 
 @pytest.mark.parametrize("rows", [[2], [N, 2], [N, N]])
