@@ -169,7 +169,6 @@ class DelayedDelivery:
         restarts = Restarts()
         while not self._stopping.is_set():
             started = time.monotonic()
-            checkpoint.check_is_of(tables.epoch or 0)
             checkpoint.check_offsets()
             check_broker(self._settings, checkpoint)
             try:
@@ -204,7 +203,7 @@ class DelayedDelivery:
         """Runs the query until it ends. Returns the error that ended it, one line; None: `stopping` was set."""
         with tempfile.TemporaryDirectory(prefix="delaylake-") as folder:
             feedback_file = Path(folder) / "feedback.json"
-            app_id = checkpoint.app_id
+            app_id = checkpoint.app_id_of(tables.epoch or 0)
             payloads = PayloadSweep(checkpoint.payload_folder)
             run = Run(
                 app_id,

@@ -162,8 +162,10 @@ class Checkpoint:
             _log.warning("%s is removed: a loss of power has left the newest offset or commit torn", file)
             file.unlink()
 
-    def check_is_of(self, epoch: int) -> None:
-        """Checks that it is still the checkpoint on which a start began: a query on another one would begin anew.
+    def app_id_of(self, epoch: int) -> str:
+        """Returns the app id for a query, if it is still the checkpoint on which a start began.
+
+        Called right before the query begins, after all that waits: on another checkpoint it would begin anew.
 
         Args:
             epoch: of the start.
@@ -176,6 +178,7 @@ class Checkpoint:
                 f"the checkpoint {self.folder} was removed or replaced while the job ran: start the job again, and run "
                 "`delaylake rebuild` if it asks for that"
             )
+        return self.app_id
 
     def check_offsets(self) -> None:
         """Checks that the last two offsets are there, and that nobody has replaced them: with them a batch runs again.
@@ -249,7 +252,7 @@ class Checkpoint:
 
     def _check_offset(self, number: int) -> None:
         if not self._offset_file(number).exists():
-            return  # the checkpoint was removed: `check_is_of` tells
+            return  # the checkpoint was removed: `app_id_of` tells
         name = input_name(self._logged_offset(number))
         others = {file.name for file in self.input_folder.glob(f"{name.partition('-')[0]}-*")} - {name}
         if any(not other.endswith(".tmp") for other in others):  # those of a write that was broken off

@@ -56,7 +56,6 @@ class JobStart:
         restarts = Restarts()
         for number in itertools.count():
             began = self._world.scheduler.now
-            self._checkpoint.check_is_of(self._tables.epoch or 0)
             self._checkpoint.check_offsets()
             check_broker(self._settings, self._checkpoint)
             folder = self._world.disk.folder / f"run {self._number} {number}"
@@ -80,8 +79,9 @@ class JobStart:
         world, settings, checkpoint, tables = self._world, self._settings, self._checkpoint, self._tables
         keys = shard_keys(settings.tracker.shard_count)
         payloads = PayloadSweep(checkpoint.payload_folder)
+        app_id = checkpoint.app_id_of(tables.epoch or 0)
         run = Run(
-            checkpoint.app_id,
+            app_id,
             FeedbackFile(folder / "feedback.json"),
             last_routes(checkpoint.folder),
             None if world.is_on_cluster else folder,  # as on a cluster: `DelayedDelivery` gives none
@@ -99,7 +99,7 @@ class JobStart:
         releaser = Releaser(context, settings, tables, run, lambda rows: None, self._alerts)
         self._alerts.follow(folder / "troubles.json")
         run_id = f"run{self._number}.{number}"
-        outcomes = OutcomePublisher(settings, checkpoint.app_id, tables.check_epoch)
+        outcomes = OutcomePublisher(settings, app_id, tables.check_epoch)
         sink = BatchSink(tables, releaser, outcomes, checkpoint, run_id, lambda status: None, payloads)
         reader = SourceReader(
             {

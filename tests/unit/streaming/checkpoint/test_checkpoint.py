@@ -291,16 +291,16 @@ def test_no_query_starts_again_on_a_checkpoint_that_was_removed_or_replaced(sett
     Start(settings, folder).batch(1)
     checkpoint = Checkpoint(folder)
     epoch = checkpoint.epoch
-    checkpoint.check_is_of(epoch)
+    checkpoint.app_id_of(epoch)
     shutil.copytree(folder, tmp_path / "older")
     checkpoint.epoch = epoch + 1
-    checkpoint.check_is_of(epoch + 1)
+    checkpoint.app_id_of(epoch + 1)
     for put_in_place in (None, tmp_path / "older"):
         shutil.rmtree(folder)
         if put_in_place is not None:
             shutil.copytree(put_in_place, folder)
         with pytest.raises(CheckpointError, match="was removed or replaced while the job ran"):
-            checkpoint.check_is_of(epoch + 1)
+            checkpoint.app_id_of(epoch + 1)
         folder.mkdir(exist_ok=True)
 
 
