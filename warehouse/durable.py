@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 from collections.abc import Iterable
 from pathlib import Path
+from typing import IO
+
+_CHUNK_BYTES = 4 << 20
 
 
 def write_durably(file: Path, content: str | bytes) -> None:
@@ -21,6 +25,19 @@ def write_durably(file: Path, content: str | bytes) -> None:
     temporary.replace(file)
     for folder in (file.parent, *(folder.parent for folder in new)):
         _sync(folder)
+
+
+def copy_durably(source: IO[bytes], file: Path) -> None:
+    """Makes a file of a stream: under its name it is whole, also after a loss of power. `sync` forces the name.
+
+    The file's folder is made if it is missing.
+    """
+    temporary = file.with_name(f"{file.name}.copy")
+    temporary.parent.mkdir(parents=True, exist_ok=True)
+    with temporary.open("wb") as copy:
+        shutil.copyfileobj(source, copy, _CHUNK_BYTES)
+    _sync(temporary)
+    temporary.replace(file)
 
 
 def create_durably(file: Path, content: str, temporary: Path) -> None:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-import shutil
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from functools import cached_property
 from pathlib import Path
@@ -16,7 +15,7 @@ from deltalake.fs import DeltaStorageHandler
 from pyarrow.fs import FileSelector, FileType, PyFileSystem
 
 from conf.settings import is_object_storage, local_path
-from warehouse.durable import sync, write_durably
+from warehouse.durable import copy_durably, write_durably
 
 # A chunk has to fit the buffer: delta-rs takes no more than that from Arrow at once.
 _CHUNK_BYTES = 4 << 20
@@ -72,20 +71,12 @@ class Storage:
             FileNotFoundError: the file is not there any more.
         """
         if self._is_local:
-            temporary = self._path(f"{path}.copy")
-            temporary.parent.mkdir(parents=True, exist_ok=True)
-            with other._reader(path) as source, temporary.open("wb") as copy:
-                shutil.copyfileobj(source, copy, _CHUNK_BYTES)
-            temporary.replace(self._path(path))
+            with other._reader(path) as source:
+                copy_durably(source, self._path(path))
             return
         with other._reader(path) as source, self._writer(path) as stream:
             while chunk := source.read(_CHUNK_BYTES):
                 stream.write(chunk)
-
-    def sync(self, paths: Iterable[str]) -> None:
-        """Forces copied files to the disk; does nothing in object storage, where they are durable already."""
-        if self._is_local:
-            sync(self._path(path) for path in paths)
 
     def delete(self, path: str) -> None:
         """Deletes a file; does nothing if it is gone."""

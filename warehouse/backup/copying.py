@@ -33,7 +33,7 @@ from conf.errors import DelayLakeError, one_line
 from conf.settings import Settings, is_object_storage, local_path
 from status.job_status import FILE as STATUS_FILE
 from warehouse.backup.marker import Marker, read_marker, write_marker
-from warehouse.delta.commits import commit_next, last_transactions, mend_log
+from warehouse.delta.commits import commit_next, force_commits, last_transactions, mend_log
 from warehouse.delta.fencing import EPOCH
 from warehouse.delta.log_cleanup import shorten_log
 from warehouse.delta.opening import open_newest, open_table
@@ -77,6 +77,7 @@ def change_to(table: DeltaTable, files: Files, transactions: Mapping[str, int]) 
     done = last_transactions(table)
     transactions = {app: number for app, number in transactions.items() if done.get(app) != number}
     if not new and not gone and not transactions:
+        force_commits(table)  # a run that was killed may have made the last one
         return False
 
     def is_next(table: DeltaTable) -> bool:
@@ -210,11 +211,16 @@ class _Backup:
         self._check()
         versions, deleted = self._choose(), 0
         if dry_run:
+            self._check_tables()
             self._copied = {name: list(self._missing(name, one).values()) for name, one in versions.items()}
         else:
             with _alone(self._target):
                 marker = self._check()  # again: a rebuild there may have ended just now
-                write_marker(self._target, marker)  # first: an incomplete copy must not look like a warehouse
+                for name in CHOSEN:  # a loss of power may have torn them
+                    mend_log(self._tables.path(name))
+                self._check_tables()
+                if not marker.made_at:  # first: an incomplete copy must not look like a warehouse
+                    write_marker(self._target, marker)
                 deleted, versions = self._copy(marker, versions)
         return BackupReport(
             self._target,
@@ -242,10 +248,13 @@ class _Backup:
             return Marker(self._source)
         if marker.source != self._source:
             raise BackupError(f"{self._target} is a backup of {marker.source}: choose an empty place")
+        return marker
+
+    def _check_tables(self) -> None:
+        """Makes sure that the target was not restored."""
         for name in CHOSEN:
             if self._to.sizes(f"{name}/_delta_log"):
                 self._check_not_restored(self._tables.written(name, RESTORED))
-        return marker
 
     def _choose(self) -> dict[str, _Version]:
         """Chooses the newest version of each table, while no import begins or ends a part.
@@ -308,7 +317,6 @@ class _Backup:
             if self._to.sizes(f"{name}/_delta_log"):
                 # Looked at after the folder was: what a rebuild, or a job, writes there since is not in `present`.
                 self._check_not_restored(self._tables.written(name, RESTORED))
-                mend_log(self._tables.path(name))
                 for version in {None, marker.tables.get(name)}:
                     needed |= files_of(DeltaTable(self._tables.path(name), version=version)).keys()
             for file in present.keys() - needed:
@@ -328,7 +336,6 @@ class _Backup:
             self._to.copy_from(self._from, f"{name}/{path}")
             copied.append(size)
             self._on_progress(name, "bytes copied", sum(copied))
-        self._to.sync(f"{name}/{path}" for path in missing)
 
     def _commit(self, name: str, version: _Version) -> DeltaTable:
         """Brings a table of the backup to a version whose files have been copied."""

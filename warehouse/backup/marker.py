@@ -1,6 +1,7 @@
 """The file `_backup.json`, which marks a folder of tables as a backup and says which of their versions go together.
 
-A run of a backup writes it last; a rebuild that makes a warehouse of the backup removes it last.
+A run of a backup writes it last; a rebuild that makes a warehouse of the backup removes it last. Until a first run is
+complete another file marks the folder: where nothing locks runs out, a slow one could else undo what another completed.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from conf.errors import DelayLakeError
 from warehouse.storage import Storage
 
 _FILE = "_backup.json"
+_BEGUN = "_backup.begun.json"
 _FORMAT = 1
 
 
@@ -41,7 +43,8 @@ def read_marker(place: str) -> Marker | None:
         NotABackupError: a newer program has written the marker, or it is damaged.
         OSError: the place can't be read.
     """
-    content = Storage(place).read(_FILE)
+    storage = Storage(place)
+    content = storage.read(_FILE) or storage.read(_BEGUN)
     if content is None:
         return None
     try:
@@ -54,10 +57,13 @@ def read_marker(place: str) -> Marker | None:
 
 
 def write_marker(place: str, marker: Marker) -> None:
-    """Marks a place as a backup, or notes a complete run of it."""
-    Storage(place).write(_FILE, json.dumps({"format": _FORMAT, **asdict(marker)}).encode())
+    """Marks a place as a backup that has begun, or notes a complete run of it."""
+    file = _FILE if marker.made_at else _BEGUN
+    Storage(place).write(file, json.dumps({"format": _FORMAT, **asdict(marker)}).encode())
 
 
 def remove_marker(place: str) -> None:
     """Removes the marker, which makes a backup a warehouse like any other."""
-    Storage(place).delete(_FILE)
+    storage = Storage(place)
+    for file in (_BEGUN, _FILE):
+        storage.delete(file)

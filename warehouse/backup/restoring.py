@@ -36,9 +36,9 @@ def restore(warehouse: str) -> Marker | None:
         raise NeverCompleteError(f"the backup in {warehouse} was never completed: use another one")
     tables = Tables(warehouse)
     for name in CHOSEN:
+        mend_log(tables.path(name))  # first: nobody can read a table with a torn commit, or a version with a wrong hint
         if not exists(warehouse, name):
             continue
-        mend_log(tables.path(name))  # before a version is read, which a wrong hint does not let
         path, version = tables.path(name), marker.tables.get(name)
         then = None if version is None else DeltaTable(path, version=version)
         newest = open_newest(path)

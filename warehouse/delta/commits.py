@@ -78,12 +78,21 @@ def commit_next(
             if type(error).__name__ == "PanicException":
                 raise OSError(f"delta-rs panicked: {one_line(error)}") from error
             raise
-        for unsynced in range(_first_unsynced(synced_to.get(table.table_uri), version), version + 1):
-            _sync_version(table.table_uri, unsynced)
+        _sync_versions(table, synced_to.get(table.table_uri), version)
         synced_to[table.table_uri] = version
         if table.version() < version:
             table.update_incremental()
         return True
+
+
+def force_commits(table: DeltaTable) -> None:
+    """Forces the last commits of a table to the disk: who made them may have been killed before they were."""
+    _sync_versions(table, None, table.version())
+
+
+def _sync_versions(table: DeltaTable, synced_to: int | None, version: int) -> None:
+    for unsynced in range(_first_unsynced(synced_to, version), version + 1):
+        _sync_version(table.table_uri, unsynced)
 
 
 def _first_unsynced(synced_to: int | None, version: int) -> int:

@@ -23,10 +23,12 @@ from streaming.start_checks import StartError
 from tests.conftest import Run
 from tests.support.fuzzing.examples import examples
 from tests.support.warehouse.tables import HOUR, NOW, bucket, content, make, rows
+from warehouse import durable
 from warehouse.backup import copying
 from warehouse.backup.copying import CHOSEN, BackupError, back_up
-from warehouse.backup.marker import NotABackupError, read_marker, remove_marker
+from warehouse.backup.marker import Marker, NotABackupError, read_marker, remove_marker, write_marker
 from warehouse.backup.restoring import NeverCompleteError, restore
+from warehouse.delta import commits
 from warehouse.delta.tables import Tables, exists
 from warehouse.maintenance.maintain import Extent, MaintenanceError, maintain
 from warehouse.schemas import SCHEMAS
@@ -188,10 +190,7 @@ def test_what_the_last_complete_run_copied_stays_until_the_next_one_is_complete(
         tables.append("delayed_index", bucket(number, 20, NOW, HOUR), {"job": number})
         tables.append("entries", rows("entries", [{"ledger_id": 1, "entry_id": number}]), {"job": number})
         DeltaTable(tables.path("delayed_index")).optimize.compact()
-        works = getattr(copying, step)
-        # The marker is written at the beginning, and at the end.
-        effects = [works, Killed] if step == "write_marker" else [Killed]
-        with suppress(Killed), mock.patch.object(copying, step, _each(effects)):
+        with suppress(Killed), mock.patch.object(copying, step, side_effect=Killed):
             back_up(made, target)
         assert contents(Tables(target)) != complete, "its tables were committed before the first run was killed"
     assert restore(target) is not None
@@ -255,6 +254,77 @@ def test_a_backup_whose_files_another_one_deletes_says_so_and_the_other_one_is_w
     assert contents(Tables(target)) == contents(tables)
 
 
+def test_a_backup_that_stood_still_before_it_copied_anything_undoes_no_other_one(
+    source: tuple[Settings, Tables], tmp_path: Path
+) -> None:
+    """Two machines back up to one place in object storage, and the first backup there is killed when it goes on."""
+    made, tables = source
+    target = str(tmp_path / "copy")
+
+    def another_before(place: str, marker: Marker) -> None:
+        with mock.patch.object(copying, "write_marker", write_marker):
+            back_up(made, target)
+        write_marker(place, marker)
+        raise Killed
+
+    with (
+        mock.patch.object(copying, "_alone", return_value=nullcontext()),
+        mock.patch.object(copying, "write_marker", another_before),
+        pytest.raises(Killed),
+    ):
+        back_up(made, target)
+    assert restore(target) is not None
+    assert contents(Tables(target)) == contents(tables)
+    remove_marker(target)
+    assert read_marker(target) is None
+
+
+@pytest.mark.parametrize("is_restored", [False, True])
+def test_a_commit_that_a_loss_of_power_has_torn_ends_neither_the_next_backup_nor_a_restore(
+    source: tuple[Settings, Tables], tmp_path: Path, is_restored: bool
+) -> None:
+    made, tables = source
+    target = str(tmp_path / "copy")
+    back_up(made, target)
+    complete = contents(tables)
+    tables.append("delayed_index", bucket(5, 20, NOW, HOUR), {"job": 5})
+    with suppress(Killed), mock.patch.object(copying, "write_marker", side_effect=Killed):
+        back_up(made, target)
+    torn = max(Path(target, "delayed_index", "_delta_log").glob("*.json"))
+    torn.write_bytes(torn.read_bytes()[:100])
+    if is_restored:
+        assert restore(target) is not None
+    else:
+        back_up(made, target)
+    assert contents(Tables(target)) == (complete if is_restored else contents(tables))
+
+
+def test_no_file_has_its_name_at_the_place_before_its_content_is_on_the_disk(tmp_path: Path) -> None:
+    """A later run would take it for copied, by its size."""
+    (tmp_path / "file").write_bytes(b"content")
+    with mock.patch.object(durable, "_sync", side_effect=Killed), pytest.raises(Killed):
+        Storage(f"file:{tmp_path / 'copy'}").copy_from(Storage(f"file:{tmp_path}"), "file")
+    assert not (tmp_path / "copy" / "file").exists()
+
+
+def test_what_a_complete_backup_names_is_on_the_disk_though_a_killed_one_had_committed_it(
+    source: tuple[Settings, Tables], tmp_path: Path
+) -> None:
+    made, tables = source
+    target = tmp_path / "copy"
+    back_up(made, str(target))
+    tables.append("delayed_index", bucket(5, 20, NOW, HOUR), {"job": 5})
+    with suppress(Killed), mock.patch.object(commits, "_sync_version", side_effect=Killed):
+        back_up(made, str(target))
+    forced: set[Path] = set()
+    with mock.patch.object(durable, "_sync", forced.add):
+        back_up(made, str(target))
+    marker = read_marker(str(target))
+    assert marker is not None
+    for name, version in marker.tables.items():
+        assert target / name / "_delta_log" / f"{version:020}.json" in forced
+
+
 def test_the_command_says_what_it_copied_and_how_old_the_newest_entry_is(
     source: tuple[Settings, Tables], tmp_path: Path, delaylake_here: Run
 ) -> None:
@@ -274,19 +344,6 @@ def test_the_command_says_what_it_copied_and_how_old_the_newest_entry_is(
 
 class Killed(BaseException):
     """As SIGKILL: nothing is tidied up."""
-
-
-def _each(effects: list[Any]) -> Callable[..., Any]:
-    """A function that does one of these at each call: calls it, or raises it."""
-    left = iter(effects)
-
-    def call(*arguments: Any) -> Any:
-        effect = next(left)
-        if effect is Killed:
-            raise Killed
-        return effect(*arguments)
-
-    return call
 
 
 class Writer:
