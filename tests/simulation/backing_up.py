@@ -5,7 +5,7 @@ when they are old. In half of the seeds the place of the backup stands for objec
 without a lock between them: a commit there is put if absent ("Delta Log Entries" in Delta's PROTOCOL.md), as it is in a
 folder. In some seeds it is slow: the warehouse may have deleted a file when it is to be copied.
 
-What this does not have: a loss of power at the backup's machine.
+A folder loses power in some seeds: what was not forced to its disk may be lost, and who writes there ends.
 """
 
 from __future__ import annotations
@@ -26,7 +26,9 @@ import warehouse.backup.marker
 from checkpoint_from_tables.new_checkpoint import rebuild_checkpoint
 from checkpoint_from_tables.rebuild.context import Reports
 from tests.simulation import tables as fake_tables
+from tests.simulation.accounts import require
 from tests.simulation.broker import Admin
+from tests.simulation.disk import Disk
 from tests.simulation.live_tables import LiveTables, Place
 from tests.simulation.rebuilding import sorted_rows
 from tests.simulation.scheduler import STAND_INS, Process
@@ -64,13 +66,14 @@ class Backups:
         )
         self.has_lock = chance.random() < 0.5
         self.is_slow = chance.random() < world.plan.rates.get("seeds with slow backups", 0.0)
-        self._chance = chance
+        self._chance, self._lost = chance, random.Random(f"lost backup of seed {world.plan.seed}")
         self.is_lost = False
         self.n_restored = self._n = 0
         self._places: list[Place] = []
         self.source: LiveTables | None = None
         self.target: Place | None = None
         self._restored: set[Path] = set()
+        self._made_at = 0  # of the newest backup that is done, ms since the epoch
         self._is_refused = False  # a backup to the newest place, which was restored: there is to be another one
 
     def begin(self) -> None:
@@ -78,7 +81,7 @@ class Backups:
         world = self._world
         if self.source is None or self._is_refused:
             self._is_refused = False
-            self.source, self.target = world.live_tables(), Place(world, "backup")
+            self.source, self.target, self._made_at = world.live_tables(), Place(world, "backup"), 0
             self._places.append(self.target)
         self._n += 1
         process = Process(f"backup {self._n}")
@@ -96,7 +99,7 @@ class Backups:
         is_restored = target.folder in self._restored
         try:
             settings = world.settings.model_copy(update={"warehouse": source.uri})
-            back_up(settings, target.uri)
+            self._made_at = max(self._made_at, back_up(settings, target.uri).made_at)
             if is_restored:
                 world.break_off(f"{process.name} has written to a warehouse that was restored")
         except BackupError as error:
@@ -130,10 +133,28 @@ class Backups:
         marker = read_marker(self.target.uri)
         return marker is not None and marker.made_at > 0
 
+    def lose_power(self) -> None:
+        """The folder of the backup loses power, and all who write there end."""
+        world, target = self._world, self.target
+        if target is None or not self.has_lock:
+            return
+        for process in [process for process, one in world.rebuilds.items() if one.copy is target]:
+            world.end(process)
+        world.trace("the place of the backup loses power")
+        for file in target.disk.lose_power(self._lost):
+            world.trace(f"  lost or torn: {file}")
+
+    def disk_of(self, path: Path) -> Disk | None:
+        """The disk of a place that has a file; None: it is in none."""
+        return next((place.disk for place in self._places if path.is_relative_to(place.folder)), None)
+
     def restore(self) -> None:
         """Makes the last backup the warehouse, as somebody does who has lost it, and has no job running."""
         world, target = self._world, self.target
         assert target is not None
+        marker = read_marker(target.uri)
+        is_newest = marker is None or marker.made_at >= self._made_at  # None: it was restored, but for the checkpoint
+        require(is_newest, f"the backup of {self._made_at} is done, and the place has an older one")
         settings = world.settings.model_copy(update={"warehouse": target.uri})
         found = rebuild_checkpoint(
             settings,

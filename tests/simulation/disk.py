@@ -18,11 +18,11 @@ class Disk:
 
     Args:
         folder: on a file system in memory.
-        seen: called with the name of what happens to the disk, before it does.
+        has_holes: a file's size may reach the disk before its content: what was not forced may be zeros.
     """
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
+    def __init__(self, folder: Path, has_holes: bool = False) -> None:
+        self.folder, self._has_holes = folder, has_holes
         self._forced_content: dict[int, bytes] = {}  # by inode
         # Of each folder its inode, and the names in it with theirs.
         self._forced_names: dict[Path, tuple[int, dict[str, int]]] = {}
@@ -69,6 +69,8 @@ class Disk:
             if now is None or content == now:
                 return False
             torn = now[: chance.randrange(len(now) + 1)]
+            if self._has_holes and len(torn) % 2:
+                torn = torn.ljust(len(now), b"\0")
             file.write_bytes(torn)
             return torn != now
         if before is None:

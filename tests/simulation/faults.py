@@ -67,6 +67,7 @@ USUAL_RATES: Mapping[str, float] = {
     "seeds with partitions": 0.12,
     "partition added": 0.02,
     "seeds with partitioned destinations": 0.12,
+    "power loss of a backup": 0.01,
 }
 
 # By how much more often a fault falls in a seed; what ends processes would else keep the job from doing anything.

@@ -13,6 +13,7 @@ import pyarrow as pa
 
 from tests.simulation import tables as fake_tables
 from tests.simulation.accounts import require
+from tests.simulation.disk import Disk
 from tests.simulation.file_times import STRETCH, FileTimes
 from tests.simulation.rebuilding import empty_tables, sorted_rows
 from warehouse.delta.opening import open_table
@@ -34,6 +35,7 @@ class Place:
     def __init__(self, world: World, what: str) -> None:
         self._world, self.what = world, what
         self.folder = Path(tempfile.mkdtemp(prefix="delaylake-backup-", dir="/dev/shm"))
+        self.disk = Disk(self.folder, has_holes=True)
 
     @property
     def uri(self) -> str:

@@ -33,6 +33,7 @@ from conf.partitions import without_partition
 from streaming import crash_recovery, start_checks
 from streaming.checkpoint.checkpoint import Checkpoint
 from streaming.checkpoint.offset import UNKNOWN, Offset
+from streaming.release.driver.release_records import ReleaseRecords
 from streaming.release.driver.releases import Progress, Releases
 from streaming.release.driver.spark_jobs import SparkJobs
 from streaming.release.driver.unwritable_destinations import UnwritableDestinations
@@ -1035,6 +1036,14 @@ PLANTED: dict[str, Callable[[], Planted]] = {
     "a partition is acknowledged as far as another one": _acknowledged_in_all_partitions,
     "a partition is read on after the last entry of another one": _read_on_after_another_partition,
     "what is sent again goes to the partitions of now": _sent_again_to_the_partitions_of_now,
+    "what is left open is sent again whatever deliveries has": lambda: mock.patch.object(
+        ReleaseRecords, "recorded", return_value=frozenset()
+    ),
+    "what a backup names that a killed one has committed is not forced": lambda: mock.patch.object(
+        copying, "force_commits"
+    ),
+    "a backup leaves what a loss of power has torn": lambda: mock.patch.object(copying, "mend_log"),
+    "a backup chooses versions while an import writes": lambda: mock.patch.object(copying, "_number", return_value=0),
     "partitions that are added are not read": lambda: _after(Discovery, "source", lambda names, *_: names[:2]),
 }
 
@@ -1068,6 +1077,8 @@ _THROTTLED = {
     "publish rate": 0.3,
 }
 _PARTITIONED = {**_PLAIN, "topic offline": 0.0, "seeds with partitions": 1.0}
+_IN_PARTITIONS = {"seeds with partitioned destinations": 1.0}
+_OF_BACKUPS = {"seeds with backups": 1.0, "backup": 0.3, "power loss of a backup": 0.1, "warehouse lost": 0.05}
 
 RATES: dict[str, dict[str, float]] = {
     "what a slow destination did not take counts as sent": {"seeds with publish rates": 1.0, "publish rate": 0.2},
@@ -1076,8 +1087,14 @@ RATES: dict[str, dict[str, float]] = {
     "nobody is told of destinations that take nothing": _TERMINATED,
     "a partition is acknowledged as far as another one": _PARTITIONED,
     "a partition is read on after the last entry of another one": {**_PARTITIONED, "crash": 0.015},
-    "what is sent again goes to the partitions of now": {
-        **{"seeds with partitioned destinations": 1.0, "partition added": 0.2, "crash": 0.015},
+    "what is sent again goes to the partitions of now": {**_IN_PARTITIONS, "partition added": 0.2, "crash": 0.015},
+    "what is left open is sent again whatever deliveries has": {
+        **{**_IN_PARTITIONS, "quota exceeded": 0.1, "destination deleted": 0.1, "crash": 0.015},
+    },
+    "what a backup names that a killed one has committed is not forced": _OF_BACKUPS,
+    "a backup leaves what a loss of power has torn": _OF_BACKUPS,
+    "a backup chooses versions while an import writes": {
+        **{"seeds with imports": 1.0, "import": 0.2, "seeds with backups": 1.0, "backup": 0.5, "warehouse lost": 0.1},
     },
     "partitions that are added are not read": {**_PARTITIONED, "partition added": 0.1},
     "what is skipped in a source topic is not named": _CHANGED,

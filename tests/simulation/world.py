@@ -86,6 +86,7 @@ from tests.simulation.spark import StateDamagedError
 from tests.simulation.terminated import TerminatedDestinations
 from tests.simulation.told_destinations import ToldDestinations
 from tracker.wire.delaylake_pb2 import ControlOutcome
+from warehouse.delta.commits import _sync_version as sync_version
 from warehouse.delta.commits import last_transactions
 from warehouse.delta.fencing import PAUSE_SECONDS, FencedError
 from warehouse.delta.opening import open_table as real_open_table
@@ -1161,6 +1162,8 @@ class World:
                 self.other_system.n_imports += 1
                 self._end_job()
         if self.backups.are_made and not self.another_place.is_there:
+            if self.faults.is_now("power loss of a backup"):
+                self.backups.lose_power()
             if self.faults.is_now("backup"):
                 self.backups.begin()
             may_be_lost = not self.backups.is_lost and self.another_place.may_be_lost
@@ -1236,6 +1239,8 @@ def _world_names(world: World) -> dict[Any, dict[str, Any]]:
 
     def force_version(name: str, version: int) -> None:
         if world.is_rebuilding():
+            if isinstance(world.rebuild_of(), Backup | Restore):
+                sync_version(name, version)
             world.committed(name)
             return
         world.logs[name].force(version)
@@ -1243,7 +1248,7 @@ def _world_names(world: World) -> dict[Any, dict[str, Any]]:
 
     def force(path: Path) -> None:
         world.point("fsync")
-        world.disk.force(path)
+        (world.backups.disk_of(path) or world.disk).force(path)
 
     def process_brokers(settings: Settings, number: int = 0) -> SimulatedBrokers:
         return world.brokers(number)
