@@ -119,6 +119,8 @@ class Backups:
         """
         if "more quickly than they are copied" in why and n_vacuums < _ATTEMPTS:
             self._world.break_off(f"a backup gives up after {n_vacuums} vacuums: {self._short(why)}")
+        if "can't be read" in why:
+            self._world.break_off(f"a backup ends at what is torn: {self._short(why)}")
         if is_alone and "are gone from" in why:
             self._world.break_off(f"a backup goes on without files: {self._short(why)}")
 
