@@ -103,7 +103,8 @@ class Oracle:
         """A message of a source topic has come to a destination: never early, and once."""
         position, subscription = arrival.position, arrival.subscription
         # The other account tells what a subscription gets again that was taken out after `deliveries` had it.
-        is_told = subscription == ADDED and 0 < self.came[position, subscription] <= self.recorded[position, subscription]
+        came, recorded = self.came[position, subscription], self.recorded[position, subscription]
+        is_told = subscription == ADDED and 0 < came <= recorded
         if not is_told and self.doubles.is_one(arrival):
             return
         sender_now = self.now() + arrival.ahead_millis

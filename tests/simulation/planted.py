@@ -1078,7 +1078,11 @@ _THROTTLED = {
 }
 _PARTITIONED = {**_PLAIN, "topic offline": 0.0, "seeds with partitions": 1.0}
 _IN_PARTITIONS = {"seeds with partitioned destinations": 1.0}
-_OF_BACKUPS = {"seeds with backups": 1.0, "backup": 0.3, "power loss of a backup": 0.1, "warehouse lost": 0.05}
+_OF_BACKUPS = {
+    **{kind: 0.0 for kind in USUAL_RATES if kind.startswith("seeds with")},
+    **{"seeds with backups": 1.0, "backup": 0.9, "power loss of a backup": 0.4, "warehouse lost": 0.0},
+    **{"maintenance": 0.0, "crash": 0.0, "pause": 0.003},
+}
 
 RATES: dict[str, dict[str, float]] = {
     "what a slow destination did not take counts as sent": {"seeds with publish rates": 1.0, "publish rate": 0.2},
@@ -1088,14 +1092,10 @@ RATES: dict[str, dict[str, float]] = {
     "a partition is acknowledged as far as another one": _PARTITIONED,
     "a partition is read on after the last entry of another one": {**_PARTITIONED, "crash": 0.015},
     "what is sent again goes to the partitions of now": {**_IN_PARTITIONS, "partition added": 0.2, "crash": 0.015},
-    "what is left open is sent again whatever deliveries has": {
-        **{**_IN_PARTITIONS, "quota exceeded": 0.1, "destination deleted": 0.1, "crash": 0.015},
+    "what a backup names that a killed one has committed is not forced": {
+        **{**_OF_BACKUPS, "backup": 0.5, "power loss of a backup": 0.2, "warehouse lost": 0.2, "crash": 0.01},
     },
-    "what a backup names that a killed one has committed is not forced": _OF_BACKUPS,
     "a backup leaves what a loss of power has torn": _OF_BACKUPS,
-    "a backup chooses versions while an import writes": {
-        **{"seeds with imports": 1.0, "import": 0.2, "seeds with backups": 1.0, "backup": 0.5, "warehouse lost": 0.1},
-    },
     "partitions that are added are not read": {**_PARTITIONED, "partition added": 0.1},
     "what is skipped in a source topic is not named": _CHANGED,
     "what is trimmed beside entries that are there is not counted": _CHANGED,
@@ -1171,5 +1171,7 @@ NOT_FOUND = frozenset(
         "a rebuild waits for nobody",
         "a rebuild forgets pauses",
         "what a slow destination gets in rounds is parked at its place",
+        "what is left open is sent again whatever deliveries has",
+        "a backup chooses versions while an import writes",
     }
 )
