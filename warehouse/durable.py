@@ -28,7 +28,7 @@ def write_durably(file: Path, content: str | bytes) -> None:
 
 
 def copy_durably(source: IO[bytes], file: Path) -> None:
-    """Makes a file of a stream: under its name it is whole, also after a loss of power. `sync` forces the name.
+    """Makes a file of a stream: under its name it is whole, also after a loss of power. `sync_folder` forces the name.
 
     The file's folder is made if it is missing.
     """
@@ -69,6 +69,11 @@ def sync(files: Iterable[Path]) -> None:
     for folder in folders:
         with contextlib.suppress(FileNotFoundError):
             _sync(folder)
+
+
+def sync_folder(folder: Path) -> None:
+    """Forces the names of a folder's files to the disk."""
+    _sync(folder)
 
 
 def _sync(path: Path) -> None:

@@ -15,7 +15,7 @@ from deltalake.fs import DeltaStorageHandler
 from pyarrow.fs import FileSelector, FileType, PyFileSystem
 
 from conf.settings import is_object_storage, local_path
-from warehouse.durable import copy_durably, write_durably
+from warehouse.durable import copy_durably, sync_folder, write_durably
 
 # A chunk has to fit the buffer: delta-rs takes no more than that from Arrow at once.
 _CHUNK_BYTES = 4 << 20
@@ -77,6 +77,11 @@ class Storage:
         with other._reader(path) as source, self._writer(path) as stream:
             while chunk := source.read(_CHUNK_BYTES):
                 stream.write(chunk)
+
+    def sync(self, folder: str) -> None:
+        """Forces the names of files that were copied to a folder to the disk; in object storage they are there."""
+        if self._is_local:
+            sync_folder(self._path(folder))
 
     def delete(self, path: str) -> None:
         """Deletes a file; does nothing if it is gone."""

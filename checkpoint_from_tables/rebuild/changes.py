@@ -95,7 +95,8 @@ class Commands:
 
     def changes(self, delivered: Delivered) -> Changes:
         """Returns the rows of these commands for the state of shards, given the delivered messages."""
-        moves, done, delays = self.moves, self.done, self.delays
+        done, delays = self.done, self.delays
+        moves = where(self.moves, ~is_among(self.moves, where(delays, int64(delays, "recurs") > 0), _MESSAGE))
         # A rebuild removes the rows of messages that come again, but not their moved rows.
         remaining = where(delays, (int64(delays, "is_not_durable") == 0) | (int64(delays, "sequence") > 0))
         is_sealed = is_among(moves, remaining, [*_KEY, "sequence"])
@@ -106,7 +107,7 @@ class Commands:
         restores = _restores(where(self.restored, ~_are_delivered(self.restored, delivered)))
         waiting = pa.concat_tables([restores, _reschedules(where(moves, is_open & ~is_there))])
         # A move whose time no row has, of a message that comes again, is forgotten: the state would drop the message as
-        # moved away. Such is the move of a schedule whose last occurrences were handed out together.
+        # moved away. Such is one of a schedule whose rows an earlier rebuild has removed.
         stays = is_done | is_there
         retried = where(moves, stays & (int64(moves, "attempt") > 0) & ~is_done)
         moves = where(moves, stays)

@@ -29,7 +29,8 @@ SELECT :changed, topic AS source, coalesce(attempt, 0) AS attempt FROM delayed_i
 UNION ALL SELECT :changed, topic AS source, coalesce(attempt, 0) AS attempt FROM outcomes WHERE :is_restore
 
 -- moves --
--- A MOVE row does not have the time to which the message was moved; the other rows do. Recurring messages are left out.
+-- A MOVE row does not have the time to which the message was moved; the other rows do. Recurring messages are left out,
+-- but for MOVE rows of those that have no further occurrence.
 SELECT :changed, deliver_at, CAST(operation = 'DELAY' AS INT) AS is_time_known, topic AS source,
        coalesce(attempt, 0) AS attempt, CAST(NULL AS VARCHAR) AS reason
 FROM delayed_index
@@ -39,7 +40,7 @@ FROM outcomes WHERE (:effect = 'MOVE' OR (:is_restore AND attempt IS NOT NULL)) 
 
 -- delays --
 SELECT topic, partition, subscription, ledger_id, entry_id, batch_index, batch_size, deliver_at,
-       coalesce(sequence, 0) AS sequence, was_due, expires_at
+       coalesce(sequence, 0) AS sequence, was_due, expires_at, CAST(occurrence IS NOT NULL AS INT) AS recurs
 FROM delayed_index WHERE operation = 'DELAY' AND :are_wanted
 
 -- rows_to_copy --

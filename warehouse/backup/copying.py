@@ -16,7 +16,7 @@ import hashlib
 import json
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -317,8 +317,9 @@ class _Backup:
             if self._to.sizes(f"{name}/_delta_log"):
                 # Looked at after the folder was: what a rebuild, or a job, writes there since is not in `present`.
                 self._check_not_restored(self._tables.written(name, RESTORED))
-                for version in {None, marker.tables.get(name)}:
-                    needed |= files_of(DeltaTable(self._tables.path(name), version=version)).keys()
+                needed |= files_of(DeltaTable(self._tables.path(name))).keys()
+                with suppress(DeltaError):  # a loss of power may have taken the version
+                    needed |= files_of(DeltaTable(self._tables.path(name), version=marker.tables.get(name))).keys()
             for file in present.keys() - needed:
                 self._to.delete(f"{name}/{file}")
                 deleted += 1
@@ -336,6 +337,8 @@ class _Backup:
             self._to.copy_from(self._from, f"{name}/{path}")
             copied.append(size)
             self._on_progress(name, "bytes copied", sum(copied))
+        if missing:
+            self._to.sync(name)
 
     def _commit(self, name: str, version: _Version) -> DeltaTable:
         """Brings a table of the backup to a version whose files have been copied."""

@@ -44,7 +44,9 @@ def read_marker(place: str) -> Marker | None:
         OSError: the place can't be read.
     """
     storage = Storage(place)
-    content = storage.read(_FILE) or storage.read(_BEGUN)
+    file, content = _FILE, storage.read(_FILE)
+    if content is None:
+        file, content = _BEGUN, storage.read(_BEGUN)
     if content is None:
         return None
     try:
@@ -52,7 +54,7 @@ def read_marker(place: str) -> Marker | None:
         if values.pop("format") <= _FORMAT:
             return Marker(**values)
     except (ValueError, TypeError, KeyError, AttributeError):
-        raise NotABackupError(f"{_FILE} in {place} is damaged: make a backup in another, empty place") from None
+        raise NotABackupError(f"{file} in {place} is damaged: make a backup in another, empty place") from None
     raise NotABackupError(f"a newer delaylake has made the backup in {place}: use that one")
 
 

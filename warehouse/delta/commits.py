@@ -122,7 +122,7 @@ def mend_log(uri: str) -> None:
 def remove_torn_commits(uri: str) -> list[str]:
     """Removes the torn commits that a loss of power has left at the end of a table's log: nobody has read them.
 
-    An incomplete checkpoint of the log is renamed. Does nothing on object storage.
+    A checkpoint of the log that is incomplete, or whose commit is gone, is renamed. Does nothing on object storage.
 
     Args:
         uri: the table's folder or URI.
@@ -139,16 +139,23 @@ def remove_torn_commits(uri: str) -> list[str]:
             break
         file.unlink()
         removed.append(file.name)
-    for file in log.glob("*.checkpoint.parquet"):
-        with file.open("rb") as content:
-            content.seek(0, 2)
-            content.seek(max(0, content.tell() - 4))
-            is_torn = content.read() != b"PAR1"
-        if is_torn:
+    versions = {int(file.stem) for file in log.glob("[0-9]" * 20 + ".json")}
+    checkpoints = {int(file.name[:20]): file for file in log.glob("[0-9]" * 20 + ".checkpoint.parquet")}
+    for version, file in sorted(checkpoints.items(), reverse=True):
+        # Nobody can commit after a checkpoint whose commit is gone. It stays where the log has nothing else to go by.
+        is_behind = version > max(versions, default=-1) and (0 in versions or min(checkpoints) < version)
+        if is_behind or not _is_whole_checkpoint(file):
             file.rename(file.with_name(f"{file.name}.torn"))
             (log / "_last_checkpoint").unlink(missing_ok=True)
             removed.append(file.name)
     return removed
+
+
+def _is_whole_checkpoint(file: Path) -> bool:
+    with file.open("rb") as content:
+        content.seek(0, 2)
+        content.seek(max(0, content.tell() - 4))
+        return content.read() == b"PAR1"
 
 
 def _is_whole(commit: Path) -> bool:

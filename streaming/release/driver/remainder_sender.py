@@ -14,8 +14,10 @@ from streaming.release.driver.lane_release import Remainder, RemainderResult
 from streaming.release.driver.release_attempts import refused_of
 from streaming.release.driver.release_records import ReleaseRecords, recipient_conditions
 from streaming.release.driver.run_context import Sending
+from streaming.release.naming import Recipient
 from tracker.messages import concat
 from tracker.packing import unpack
+from warehouse.delivery_key import Key
 from warehouse.delta.tables import Tables
 from warehouse.schemas import DELIVERIES
 
@@ -49,6 +51,7 @@ class RemainderSender:
         self._records = records
         self._on_deliveries = on_deliveries
         self._stopped = stopped
+        self._recorded: dict[Recipient, tuple[tuple[int, ...], frozenset[Key]]] = {}  # with the ticks, of resumed ones
         self._slow_ones = threading.Semaphore(MOST_CONNECTIONS)
 
     def send(self, remainders: list[Remainder], is_slow: bool) -> RemainderResult:
@@ -77,15 +80,16 @@ class RemainderSender:
             return RemainderResult("stopped")
         checked_at = self._spark_jobs.check_epoch()
         sent_to = max(remainder.release.sent_to for remainder in remainders)
+        resumed_ticks = tuple(remainder.release.tick for remainder in remainders if remainder.is_resumed)
+        recorded = self._recorded_of(recipient, resumed_ticks)
         now = time.time_ns() // 1_000_000
         # Each release on its own: one may be hours late, beside others that were just dispatched.
         put_off = {one.release_id: self._spacing.put_off(one.release.shaped, now) for one in remainders}
-        resumed_ticks = [remainder.release.tick for remainder in remainders if remainder.is_resumed]
         attempt = Attempt(
             only=frozenset({recipient}),
             done=frozenset().union(*(remainder.done for remainder in remainders)),
             arrived_to=merged(remainder.arrived_to for remainder in remainders),
-            recorded=self._records.recorded(resumed_ticks, recipient) if resumed_ticks else frozenset(),
+            recorded=recorded,
             generations=self._names.generations,
             sent_to=sent_to,
             put_off=put_off,
@@ -113,6 +117,7 @@ class RemainderSender:
             refused = refused_of(sent, remainder.release_id)
             if not self._records.write_refused(refused, writers[remainder.release_id], remainder.release.tick, resumed):
                 return RemainderResult("stopped")
+        self._recorded.pop(recipient, None)
         rows = concat([unpack(one.deliveries) for one in sent], DELIVERIES)
         messages = rows.num_rows
         if resumed_ticks:
@@ -123,3 +128,11 @@ class RemainderSender:
             )
             self._on_deliveries(rows)
         return RemainderResult(messages=messages)
+
+    def _recorded_of(self, recipient: Recipient, ticks: tuple[int, ...]) -> frozenset[Key]:
+        """Returns what an earlier run has written of resumed remainders to `deliveries`; looked up once for them."""
+        if not ticks or not recipient[1]:  # `deliveries` has nothing of rejects topics
+            return frozenset()
+        if self._recorded.get(recipient, ((), None))[0] != ticks:
+            self._recorded[recipient] = ticks, self._records.recorded(ticks, recipient)
+        return self._recorded[recipient][1]

@@ -124,6 +124,9 @@ def test_what_is_in_use_otherwise_is_not_written(source: tuple[Settings, Tables]
         maintain(copy)
     with pytest.raises(StartError, match="is a backup: run `delaylake rebuild"):
         begin(copy, Tables(target), Checkpoint(tmp_path / "checkpoint"))
+    Path(target, "_backup.json").write_text("")
+    with pytest.raises(NotABackupError, match="damaged"):
+        back_up(made, target)
     Path(target, "_backup.json").write_text('{"format": 9}')
     with pytest.raises(NotABackupError, match="a newer delaylake"):
         back_up(made, target)
@@ -297,6 +300,27 @@ def test_a_commit_that_a_loss_of_power_has_torn_ends_neither_the_next_backup_nor
     else:
         back_up(made, target)
     assert contents(Tables(target)) == (complete if is_restored else contents(tables))
+
+
+@pytest.mark.parametrize("table", ["entries", "delayed_index"])
+@pytest.mark.parametrize("is_file_lost", [False, True])
+def test_what_is_lost_of_a_complete_backup_is_copied_again_by_the_next_one(
+    source: tuple[Settings, Tables], tmp_path: Path, table: str, is_file_lost: bool
+) -> None:
+    """Of the newest version, of which the table's log has a checkpoint, too."""
+    made, tables = source
+    target = tmp_path / "copy"
+    back_up(made, str(target))
+    if is_file_lost:
+        next((target / table).glob("*.parquet")).unlink()
+    else:
+        max((target / table / "_delta_log").glob("*.json")).write_bytes(b"")
+    forced: set[Path] = set()
+    with mock.patch.object(durable, "_sync", forced.add):
+        back_up(made, str(target))
+    assert target / table in forced
+    assert restore(str(target)) is not None
+    assert contents(Tables(str(target))) == contents(tables)
 
 
 def test_no_file_has_its_name_at_the_place_before_its_content_is_on_the_disk(tmp_path: Path) -> None:
