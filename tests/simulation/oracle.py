@@ -274,6 +274,7 @@ class Oracle:
         # A rebuild can't know that these came: they may expire, or be cancelled, after that.
         for account in (self.accounts.accounts[key] for key in gone.keys() & self.accounts.accounts.keys()):
             account.is_unsure = True
+        self.schedules.are_unsure(gone.keys())
         self.doubles.may_come(gone)
 
     def is_behind(self, subscription: str) -> bool:

@@ -93,8 +93,12 @@ class Schedules:
 
     def restored(self, lost: Iterable[Mapping[str, Any]]) -> None:
         """A backup is the warehouse now, without these answers."""
-        for row in lost:
-            if (one := self._schedules.get((row["position"], row["subscription"]))) is not None:
+        self.are_unsure((row["position"], row["subscription"]) for row in lost)
+
+    def are_unsure(self, pairs: Iterable[tuple[str, str]]) -> None:
+        """What was done of the schedules among these messages, each of a subscription, may not be known any more."""
+        for pair in pairs:
+            if (one := self._schedules.get(pair)) is not None:
                 one.is_unsure = True
 
     def answered(self, row: Mapping[str, Any]) -> None:
