@@ -191,6 +191,24 @@ def test_what_a_loss_of_power_left_incomplete_at_the_end_of_a_log_is_removed(war
     assert begun(warehouse).append("entries", entry(1), {"a": 2}), "it was never said to be written"
 
 
+@pytest.mark.parametrize("is_older_gone", [False, True])
+def test_a_torn_commit_of_which_the_log_has_a_checkpoint_ends_no_later_one(warehouse: str, is_older_gone: bool) -> None:
+    job = begun(warehouse)
+    for number in range(3):
+        job.append("entries", entry(number), {"a": number + 1})
+    log = Path(job.path("entries")) / "_delta_log"
+    *older, newest = sorted(log.glob("*.json"))
+    DeltaTable(job.path("entries"), version=int(older[-1].stem)).create_checkpoint()
+    DeltaTable(job.path("entries")).create_checkpoint()
+    newest.write_text("")
+    for file in older[:-1] if is_older_gone else ():
+        file.unlink()
+    Tables(warehouse).create()
+    assert entries(warehouse) == [0, 1]
+    assert begun(warehouse).append("entries", entry(2), {"a": 3})
+    assert entries(warehouse) == [0, 1, 2]
+
+
 def test_a_file_is_replaced_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = tmp_path / "query" / "shards"
     write_durably(file, "2")
