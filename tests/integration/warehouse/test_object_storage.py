@@ -65,10 +65,12 @@ def test_tables_are_written_read_merged_and_vacuumed(storage: ObjectStorage, tmp
 
 def test_of_writers_at_the_same_time_none_overwrites_the_commit_of_another(storage: ObjectStorage) -> None:
     Tables("s3://bucket/writers").create()
+    together = threading.Barrier(3, timeout=60)
 
     def write(number: int) -> None:
         tables = Tables("s3://bucket/writers")
         for version in range(1, 9):
+            together.wait()
             tables.append("delayed_index", bucket(number, 1, NOW, 1_000), {f"job{number}": version})
 
     writers = [threading.Thread(target=write, args=(number,)) for number in range(3)]
