@@ -1079,9 +1079,9 @@ _THROTTLED = {
 _PARTITIONED = {**_PLAIN, "topic offline": 0.0, "seeds with partitions": 1.0}
 _IN_PARTITIONS = {"seeds with partitioned destinations": 1.0}
 _OF_BACKUPS = {
-    **{kind: 0.0 for kind in USUAL_RATES if kind.startswith("seeds with")},
-    **{"seeds with backups": 1.0, "backup": 0.9, "power loss of a backup": 0.4, "warehouse lost": 0.0},
-    **{"maintenance": 0.0, "crash": 0.0, "pause": 0.003},
+    **{"seeds with backups": 1.0, "backup": 0.9, "power loss of a backup": 0.6, "warehouse lost": 0.0},
+    **{"seeds with audits": 0.0, "seeds with filters": 0.0, "seeds with imports": 0.0, "seeds with replication": 0.0},
+    **{"seeds with another broker": 0.0, "seeds with slow backups": 0.0, "maintenance": 0.0},
 }
 
 RATES: dict[str, dict[str, float]] = {
