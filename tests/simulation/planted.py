@@ -1173,5 +1173,6 @@ NOT_FOUND = frozenset(
         "what a slow destination gets in rounds is parked at its place",
         "what is left open is sent again whatever deliveries has",
         "a backup chooses versions while an import writes",
+        "a backup leaves what a loss of power has torn",
     }
 )
