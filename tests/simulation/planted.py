@@ -1077,7 +1077,6 @@ _THROTTLED = {
     "publish rate": 0.3,
 }
 _PARTITIONED = {**_PLAIN, "topic offline": 0.0, "seeds with partitions": 1.0}
-_IN_PARTITIONS = {"seeds with partitioned destinations": 1.0}
 _OF_BACKUPS = {
     **{"seeds with backups": 1.0, "backup": 0.9, "power loss of a backup": 0.6, "warehouse lost": 0.0},
     **{"seeds with audits": 0.0, "seeds with filters": 0.0, "seeds with imports": 0.0, "seeds with replication": 0.0},
@@ -1091,9 +1090,17 @@ RATES: dict[str, dict[str, float]] = {
     "nobody is told of destinations that take nothing": _TERMINATED,
     "a partition is acknowledged as far as another one": _PARTITIONED,
     "a partition is read on after the last entry of another one": {**_PARTITIONED, "crash": 0.015},
-    "what is sent again goes to the partitions of now": {**_IN_PARTITIONS, "partition added": 0.2, "crash": 0.015},
+    "what is sent again goes to the partitions of now": {
+        "seeds with partitioned destinations": 1.0,
+        "partition added": 0.2,
+        "crash": 0.015,
+    },
     "what a backup names that a killed one has committed is not forced": {
-        **{**_OF_BACKUPS, "backup": 0.5, "power loss of a backup": 0.2, "warehouse lost": 0.2, "crash": 0.01},
+        **_OF_BACKUPS,
+        "backup": 0.5,
+        "power loss of a backup": 0.2,
+        "warehouse lost": 0.2,
+        "crash": 0.01,
     },
     "a backup leaves what a loss of power has torn": _OF_BACKUPS,
     "partitions that are added are not read": {**_PARTITIONED, "partition added": 0.1},

@@ -277,8 +277,10 @@ def check_each_once(settings: Settings, jobs: int) -> None:
     assert len(rows(settings, "imported")) == jobs
 
 
-def restored_after_import(settings: Settings, items: list[Item], target: Path, before: str) -> Settings:
-    """Restores a backup during which items were imported, before the version of a table was chosen."""
+def restored_after_import(settings: Settings, target: Path, before: str) -> tuple[Settings, list[Item]]:
+    """Restores a backup during which items, which are returned, were imported before a table's version was chosen."""
+    items = [job(1), job(2), rejected_item("x", "no job", b"bytes")]
+    Tables(settings.warehouse).create({importing.TABLE: IMPORTED})
     choose, left = copying._Version.of, [items]
 
     def importing_before(warehouse: str, name: str) -> Any:
@@ -288,16 +290,14 @@ def restored_after_import(settings: Settings, items: list[Item], target: Path, b
 
     with mock.patch.object(copying._Version, "of", importing_before):
         back_up(settings, str(target))
-    return restored(settings, target)
+    return restored(settings, target), items
 
 
 @pytest.mark.parametrize("before", CHOSEN)
 def test_a_job_whose_import_ends_while_a_backup_chooses_versions_is_imported_once_after_a_restore(
     settings: Settings, tmp_path: Path, before: str
 ) -> None:
-    items = [job(1), job(2), rejected_item("x", "no job", b"bytes")]
-    Tables(settings.warehouse).create({importing.TABLE: IMPORTED})
-    copy = restored_after_import(settings, items, tmp_path / "copy", before)
+    copy, items = restored_after_import(settings, tmp_path / "copy", before)
     run(copy, *items)
     check_each_once(copy, len(items))
 
@@ -306,9 +306,7 @@ def test_a_job_whose_import_ends_while_a_backup_chooses_versions_is_imported_onc
 def test_with_a_job_that_is_new_after_the_restore_the_others_are_imported_once_too(
     settings: Settings, tmp_path: Path, before: str
 ) -> None:
-    items = [job(1), job(2), rejected_item("x", "no job", b"bytes")]
-    Tables(settings.warehouse).create({importing.TABLE: IMPORTED})
-    copy = restored_after_import(settings, items, tmp_path / "copy", before)
+    copy, items = restored_after_import(settings, tmp_path / "copy", before)
     run(copy, *items, job(3))
     found = [row["payload"] for name in ("delayed_index", "rejects") for row in rows(copy, name)]
     assert sorted(found) == sorted([b"payload 1", b"payload 2", b"payload 3", b"bytes"])
